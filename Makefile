@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything is run in place from this tree; only dependencies are installed, into .venv.
+# Real files stand for the steps (two stamps in .venv, one in build/, the model), so a second run repeats none.
+
+PYTHON ?= python3
+JOBS   ?= 2
+ARGS   ?=
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+MODEL  := models/smollm2-135m-instruct.l3r
+RUN    := $(VENV)/.installed-run
+DEV    := $(VENV)/.installed-dev
+BUILT  := build/.extensions
+KERNEL := $(shell find cecilia -name '*.pyx' -o -name '*.pxd' -o -name '*.c' -o -name '*.h')
+PIP    := $(PY) -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run build test lint quality bench bench-peers bench-layout soak clean
+
+help: ## list the targets
+	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | grep -v '^  help' | expand -t 16
+
+run: build $(if $(filter --model --model=%,$(ARGS)),,$(MODEL)) ## serve the default model at http://127.0.0.1:9091
+	@exec $(PY) -m server $(ARGS)
+
+build: $(BUILT) ## make .venv and compile the extensions in place
+
+test: build $(DEV) ## run the tests
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(DEV) ## ruff, mypy --strict, cython-lint
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/cython-lint $(filter %.pyx %.pxd,$(KERNEL))
+
+quality: build $(MODEL) ## perplexity, KL and token ids against stored references
+	@$(PY) -m tools.quality $(ARGS)
+
+bench: build $(MODEL) ## prefill and decode speed of this engine
+	@$(PY) -m tools.bench.ours $(ARGS)
+
+bench-peers: build $(MODEL) ## this engine beside llama.cpp on the same file (builds it once, 8 to 20 minutes)
+	@$(PY) -m tools.bench.peers $(ARGS)
+
+bench-layout: build ## time the candidate weight layouts
+	@$(PY) -m tools.bench.layout $(ARGS)
+
+soak: build $(MODEL) $(DEV) ## 1,000 requests with random disconnects; look for leaks
+	@$(PY) -m tools.soak $(ARGS)
+
+clean: ## remove what was compiled and every cache (.venv and models stay)
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find cecilia server tools tests portable -name __pycache__ -prune -exec rm -rf {} +
+	find cecilia -name '*.so' -delete
+
+$(PY):
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found (on Debian: sudo apt install python3)" >&2; exit 2; }
+	@$(PYTHON) tools/preflight.py
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): pyproject.toml tools/requirements.py | $(PY)
+	$(PY) tools/requirements.py run build convert > $(VENV)/requirements-run.txt
+	$(PIP) install -r $(VENV)/requirements-run.txt
+	@touch $@
+
+$(DEV): $(RUN)
+	$(PY) tools/requirements.py dev > $(VENV)/requirements-dev.txt
+	$(PIP) install -r $(VENV)/requirements-dev.txt
+	@touch $@
+
+$(BUILT): setup.py $(KERNEL) $(RUN)
+	@$(PY) tools/preflight.py
+	$(PY) setup.py build_ext --inplace -j$(JOBS)
+	@mkdir -p $(@D) && touch $@
+
+# Order-only: a rebuilt kernel does not make a converted model stale.
+$(MODEL): | $(BUILT)
+	$(PY) -m tools.fetch
