@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+from cecilia._kernels.buffer import Activations, Matrix, PageList
+
+class Attention:
+    """GQA over the KV pages of one layer; heads, widths and the page offset are bound at load."""
+
+    page_bytes: int
+    def __init__(
+        self, *, heads: int, kv_heads: int, head_dim: int, kv: str, offset: int, capacity: int
+    ) -> None: ...
+    def __call__(
+        self, qkv: Matrix, cos: Matrix, sin: Matrix, pages: PageList, first: int, tokens: int, out: Activations
+    ) -> None: ...

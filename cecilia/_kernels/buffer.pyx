@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operands: aligned memory with a shape, bound once and passed to kernels without any conversion."""
+
+from cpython.buffer cimport PyBUF_FORMAT
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+from posix.stdlib cimport posix_memalign
+
+from cecilia._kernels.isa cimport CEC_ALIGN, CEC_BLOCK, table
+
+
+cdef void *aligned_zeros(int64_t nbytes) except NULL:
+    """`nbytes` of zeroed, 64-byte aligned memory. Raises MemoryError."""
+    cdef void *p = NULL
+    if nbytes < 0 or posix_memalign(&p, CEC_ALIGN, nbytes + CEC_ALIGN) != 0:
+        raise MemoryError(f"{nbytes} bytes")
+    memset(p, 0, nbytes + CEC_ALIGN)
+    return p
+
+
+cdef class Matrix:
+    """f32 [rows, cols], zeroed; `numpy.asarray(matrix)` is a view of it."""
+
+    def __cinit__(self, int64_t rows, int64_t cols):
+        if rows < 1 or cols < 1:
+            raise ValueError(f"a matrix of {rows} x {cols}")
+        self.rows, self.cols = rows, cols
+        self.p = <float *>aligned_zeros(rows * cols * sizeof(float))
+        self._shape[0], self._shape[1] = rows, cols
+        self._strides[0], self._strides[1] = cols * sizeof(float), sizeof(float)
+
+    def __dealloc__(self):
+        free(self.p)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        view.buf = self.p
+        view.obj = self
+        view.len = self.rows * self.cols * sizeof(float)
+        view.readonly = 0
+        view.itemsize = sizeof(float)
+        view.format = b"f" if flags & PyBUF_FORMAT else NULL
+        view.ndim = 2
+        view.shape = self._shape
+        view.strides = self._strides
+        view.suboffsets = NULL
+        view.internal = NULL
+
+
+cdef class Vector:
+    """A copy of n f32 values (a norm's weight)."""
+
+    def __cinit__(self, data):
+        cdef const unsigned char[::1] source = memoryview(data).cast("B")
+        if source.shape[0] == 0 or source.shape[0] % sizeof(float):
+            raise ValueError(f"{source.shape[0]} bytes are no f32 vector")
+        self.size = source.shape[0] // sizeof(float)
+        self.p = <float *>aligned_zeros(source.shape[0])
+        memcpy(self.p, &source[0], source.shape[0])
+
+    def __dealloc__(self):
+        free(self.p)
+
+
+cdef class Activations:
+    """Input of linear layers: `rows` tokens, `cols` wide, as f32 and, with `ints`, as int8 with a scale per 32-block.
+
+    `ints` needs cols % 32 == 0. A producer (rmsnorm, swiglu, attention) writes a row as f32, then calls put().
+    """
+
+    def __cinit__(self, int64_t rows, int64_t cols, *, bint ints):
+        if rows < 1 or cols < 1 or (ints and cols % CEC_BLOCK):
+            raise ValueError(f"activations {rows} x {cols}, ints={ints}")
+        cdef int64_t blocks = rows * (cols // CEC_BLOCK)
+        self.rows, self.cols = rows, cols
+        # Producers write f32 first and quantise from there, so the f32 rows exist in either case.
+        self.f = <float *>aligned_zeros(rows * cols * sizeof(float))
+        if ints:
+            self.q = <int8_t *>aligned_zeros(rows * cols)
+            self.d = <float *>aligned_zeros(blocks * sizeof(float))
+            self.s = <float *>aligned_zeros(blocks * sizeof(float))
+            self.c = <int32_t *>aligned_zeros(blocks * sizeof(int32_t))
+        self.acts.f, self.acts.q, self.acts.d, self.acts.s, self.acts.c = self.f, self.q, self.d, self.s, self.c
+        self.acts.K = cols
+
+    def __dealloc__(self):
+        free(self.f)
+        free(self.q)
+        free(self.d)
+        free(self.s)
+        free(self.c)
+
+    cdef void put(self, int64_t row, const float *x) noexcept nogil:
+        """Quantise x [cols] (which may be this row's own f32) as row `row`; nothing to do without ints."""
+        cdef int64_t b = row * (self.cols // CEC_BLOCK)
+        if self.q != NULL:
+            table().linear.quantize(x, self.cols, self.q + row * self.cols, self.d + b, self.s + b, self.c + b)
+
+
+cdef class PageList:
+    """Addresses of the KV pages of one sequence, in position order. It does not own the pages."""
+
+    def __dealloc__(self):
+        free(self.pages)
+
+    def __len__(self):
+        return self.count
+
+    cdef int append(self, char *page) except -1:
+        cdef char **grown
+        if self.count == self.capacity:
+            grown = <char **>realloc(self.pages, (2 * self.capacity + 16) * sizeof(char *))
+            if grown == NULL:
+                raise MemoryError("page list")
+            self.pages = grown
+            self.capacity = 2 * self.capacity + 16
+        self.pages[self.count] = page
+        self.count += 1
+        return 0
+
+    cdef char *pop(self) noexcept:
+        """Remove and return the last page; the list must not be empty."""
+        self.count -= 1
+        return self.pages[self.count]

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What each (instruction set, family) file exports to select.c, and nothing else. */
+#ifndef CECILIA_OPS_H
+#define CECILIA_OPS_H
+
+#include "table.h"
+
+extern const cec_linear_ops cec_scalar_linear;
+extern const cec_pointwise_ops cec_scalar_pointwise;
+extern const cec_attention_ops cec_scalar_attention;
+extern const cec_sampling_ops cec_scalar_sampling;
+
+#if defined(__x86_64__)
+extern const cec_linear_ops cec_avx2_linear, cec_avx512vnni_linear;
+extern const cec_pointwise_ops cec_avx2_pointwise, cec_avx512vnni_pointwise;
+extern const cec_attention_ops cec_avx2_attention, cec_avx512vnni_attention;
+#endif
+
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tables of this build and which of them this CPU can run. Compiled for the baseline: nothing here may use an
+ * instruction that is still being asked about. */
+#include <stddef.h>
+
+#include "ops.h"
+
+static int always(void) { return 1; }
+
+static const cec_table scalar = {
+    "scalar", always, &cec_scalar_linear, &cec_scalar_pointwise, &cec_scalar_attention, &cec_scalar_sampling};
+
+#if defined(__x86_64__)
+static int has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+static int has_avx512vnni(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+static const cec_table avx2 = {
+    "avx2", has_avx2, &cec_avx2_linear, &cec_avx2_pointwise, &cec_avx2_attention, &cec_scalar_sampling};
+static const cec_table avx512vnni = {"avx512vnni", has_avx512vnni, &cec_avx512vnni_linear, &cec_avx512vnni_pointwise,
+                                     &cec_avx512vnni_attention, &cec_scalar_sampling};
+#endif
+
+const cec_table *const cec_tables[] = {
+#if defined(__x86_64__)
+    &avx512vnni, &avx2,
+#endif
+    &scalar, NULL};

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernel table: every compute routine of Cecilia behind function pointers, one table per instruction set.
+ * The scalar files are the reference. Letters: T tokens, K columns of a weight, D head width, n elements.
+ * Pointers marked [a] are 64-byte aligned. Nothing allocates, fails or touches errno; arguments were checked
+ * when operands were bound. */
+#ifndef CECILIA_TABLE_H
+#define CECILIA_TABLE_H
+
+#include "blocks.h"
+
+/* Activations of T tokens, K wide. A kernel for quantised weights reads q, d, s, c; one for float weights reads f. */
+typedef struct {
+    const float *f;   /* [T][K] */
+    const int8_t *q;  /* [T][K], -127..127; x ~ d * q */
+    const float *d;   /* [T][K/32] scale of each block */
+    const float *s;   /* [T][K/32] d * sum(q): what a constant offset of the weights is multiplied by */
+    const int32_t *c; /* [T][K/32] -8 * sum(q): turns unsigned quants into signed ones inside the integer sum */
+    int64_t K;
+} cec_acts;
+
+typedef struct {
+    /* Quantise one row: per 32-block d = max|x| / 127, q = round-half-even(x / d) clamped to +-127. n % 32 == 0.
+     * A block of zeros has d = 0. */
+    void (*quantize)(const float *x, int64_t n, int8_t *q, float *d, float *s, int32_t *c);
+
+    /* y[t * ldy + r] (= or +=, by `add`) sum over k of W[r][k] * x[t][k] for the first `rows` rows (1..16) of one
+     * tile and tokens t0 <= t < t1. Integer formats: per 32-block an exact int32 sum, turned into float and
+     * accumulated as acc = acc + (d_w * d_x) * sum in K order (q4a: a second accumulator m * s, added last), with
+     * separate multiplications and additions, so that every instruction set returns the same bytes. Float formats:
+     * acc over k in K order with fused multiply-add where the instruction set has it.
+     * w [a]: the tile. scratch [a]: cec_tile_scratch(K) bytes owned by the calling thread. */
+    void (*tile[CEC_FORMATS])(const void *w, const cec_acts *x, int64_t t0, int64_t t1, int rows, float *y,
+                              int64_t ldy, int add, void *scratch);
+
+    /* out[k] = value of row r of a tile, exactly as dequantised: d * q, d * (q - 8), d * q + m (f32 arithmetic). */
+    void (*gather[CEC_FORMATS])(const void *w, int r, int64_t K, float *out);
+} cec_linear_ops;
+
+/* Bytes of per-thread scratch for a tile: its quants as bytes, its scales and minima as f32. */
+static inline int64_t cec_tile_scratch(int64_t K) {
+    return cec_round_up(K, CEC_BLOCK) * CEC_TILE + 2 * (K / CEC_BLOCK + 1) * CEC_TILE * 4 + 4096;
+}
+
+typedef struct {
+    /* y[i] = x[i] / sqrt(mean(x^2) + eps) * w[i]; y may be x. */
+    void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y);
+    /* y[i] = silu(g[i]) * u[i]; y may be g or u. */
+    void (*swiglu)(const float *g, const float *u, int64_t n, float *y);
+    /* Rotate pairs (x[i], x[i + half]) by the angle whose cos[i], sin[i] are given, in place; half = D / 2. */
+    void (*rope)(float *x, const float *cos, const float *sin, int64_t half);
+} cec_pointwise_ops;
+
+/* Attention: a query row is one head of one token. Rows of one KV head are contiguous, row = t * G + g, G query
+ * heads sharing the KV head. `part` formulas and layouts: cec_kv_part_bytes in blocks.h. */
+typedef struct {
+    /* Write key (value) x [D] at slot 0..63 of a page part. int8: scale = max|x| / 127, round half even. */
+    void (*store_k[CEC_KV_FORMATS])(const float *x, int64_t D, void *part, int slot);
+    void (*store_v[CEC_KV_FORMATS])(const float *x, int64_t D, void *part, int slot);
+
+    /* Quantise one query row for the int8 recipe: q [D] int8, returns its scale (max|x| / 127, 0 for zeros). */
+    float (*quantize_query)(const float *x, int64_t D, int8_t *q);
+
+    /* Partial softmax-attention of n query rows over one page: for row r the first valid[r] (0..64) positions count.
+     *   s[p] = q[r] . K[p];  m[r] = max s;  e[p] = exp(s[p] - m[r]);  l[r] = sum e;  o[r][D] = sum e[p] * V[p]
+     * Rows with valid 0: m = -inf, l = 0, o = 0. qf [n][D] f32 already scaled by 1/sqrt(D); for int8 qi [n][D], qd [n].
+     * int8: s and o from exact int32 sums; e * v_scale is rounded to 14 bits of the page's largest, as two 7-bit halves. */
+    void (*partial[CEC_KV_FORMATS])(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
+                                    const void *vpart, int64_t D, const int32_t *valid, float *m, float *l, float *o);
+
+    /* Merge a partial into a running (M, L, O[D]); start from M = -inf, L = 0, O = 0; pages in position order. */
+    void (*merge)(float *M, float *L, float *O, float m, float l, const float *o, int64_t D);
+} cec_attention_ops;
+
+typedef struct {
+    /* Index of the largest of n values, the lowest such index; -1 when any value is NaN or none is finite. */
+    int64_t (*argmax)(const float *x, int64_t n);
+} cec_sampling_ops;
+
+typedef struct {
+    const char *name;
+    int (*usable)(void); /* whether this CPU, under this kernel, can run it */
+    const cec_linear_ops *linear;
+    const cec_pointwise_ops *pointwise;
+    const cec_attention_ops *attention;
+    const cec_sampling_ops *sampling;
+} cec_table;
+
+/* All tables of this build, best first, ended by NULL; the last one is scalar. */
+extern const cec_table *const cec_tables[];
+
+#endif
