@@ -35,7 +35,7 @@ lint: $(DEV) ## ruff, mypy --strict, cython-lint
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(VENV)/bin/cython-lint $(filter %.pyx %.pxd,$(KERNEL))
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $(filter %.pyx %.pxd,$(KERNEL))
 
 quality: build $(MODEL) ## perplexity, KL and token ids against stored references
 	@$(PY) -m tools.quality $(ARGS)

@@ -14,7 +14,7 @@ import sysconfig
 MINIMUM = (3, 11)
 
 
-def missing_packages():
+def missing_packages() -> list:
     """Return the Debian names of the packages that are needed and not there, in the order to install them."""
     header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
     needs = [
@@ -25,13 +25,11 @@ def missing_packages():
     return [package for package, found in needs if not found]
 
 
-def main():
+def main() -> int:
     """Check the interpreter first, then the packages; return the exit code."""
     if sys.version_info < MINIMUM:
         wanted, found = (".".join(map(str, version[:2])) for version in (MINIMUM, sys.version_info))
-        print(
-            f"python {wanted} or newer is needed, found {found}: make PYTHON=python3.12 ...", file=sys.stderr
-        )
+        print(f"python {wanted} or newer is needed, found {found}: set PYTHON=...", file=sys.stderr)
         return 2
     missing = " ".join(missing_packages())
     if missing:

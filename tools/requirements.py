@@ -17,7 +17,7 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
 def requirements(groups: list[str]) -> list[str]:
-    """Return the requirement lines of the named groups, in file order, each once; KeyError on an unknown name."""
+    """Return the requirement lines of the named groups, each once; KeyError on an unknown name."""
     document = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     known = {
         "run": document["project"]["dependencies"],
