@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GGUF file as a source of typed metadata and of tensor rows, streamed.
+
+Reading the container is the `gguf` package's work, done only after `gguf_check` has passed the header.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cecilia.errors import ModelFileError, UsageError
+
+from .gguf_check import check_gguf
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """One matrix or vector of the source: `rows` [R, row bytes] u8 is mapped, not read."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    rows: np.ndarray
+
+
+class GgufSource:
+    """Metadata by key with its type checked, tensors by name."""
+
+    def __init__(self, path: Path) -> None:
+        """Open `path`; raises ModelFileError for anything but a sound GGUF file."""
+        try:
+            import gguf
+        except ImportError:
+            raise UsageError(
+                "missing_dependency", "reading GGUF needs the extra 'convert': pip install 'cecilia[convert]'"
+            ) from None
+        sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+        check_gguf(path, sizes)
+        reader = gguf.GGUFReader(path)
+        self._fields = reader.fields
+        self.tensors: dict[str, SourceTensor] = {}
+        for tensor in reader.tensors:
+            shape = tuple(int(dim) for dim in reversed(tensor.shape))  # GGUF stores the fastest axis first
+            rows = tensor.data.reshape(shape[0] if len(shape) > 1 else 1, -1).view(np.uint8)
+            self.tensors[tensor.name] = SourceTensor(tensor.name, tensor.tensor_type.name, shape, rows)
+
+    def metadata_keys(self) -> list[str]:
+        """Every metadata key of the file, in file order."""
+        return [key for key in self._fields if not key.startswith("GGUF.")]
+
+    def value(self, key: str) -> Any:
+        """The value of `key` as a Python object, None when the key is absent."""
+        field = self._fields.get(key)
+        return None if field is None else field.contents()
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer at least 0; raises ModelFileError when absent without a default, or of another type."""
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelFileError(
+                "invalid_metadata", f"{key} is {_short(value)}; it must be one non-negative integer"
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number; float32 values come back as the shortest decimal that means them."""
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            raise ModelFileError(
+                "invalid_metadata", f"{key} is {_short(value)}; it must be one finite number"
+            )
+        single = np.float32(value)
+        return float(str(single)) if float(single) == value else float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            raise ModelFileError("invalid_metadata", f"{key} is {_short(value)}; it must be true or false")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """A string, None when the key is absent."""
+        value = self.value(key)
+        if value is not None and not isinstance(value, str):
+            raise ModelFileError("invalid_metadata", f"{key} is {_short(value)}; it must be a string")
+        return value
+
+    def array(self, key: str, kind: type) -> list[Any]:
+        """A list whose elements are all of `kind`; raises ModelFileError when absent."""
+        value = self._required(key, None)
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise ModelFileError("invalid_metadata", f"{key} must be a list of {kind.__name__}")
+        return value
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.value(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelFileError("invalid_metadata", f"the file has no {key}")
+        return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
