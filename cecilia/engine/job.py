@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into a generation and what comes out of it: plain frozen data, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cecilia.sampler import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A validated chat request. `max_tokens` None means up to the end of the context window."""
+
+    messages: list[dict[str, Any]]
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop: tuple[str, ...] = ()
+    enable_thinking: bool | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request ready to run: its token ids, how many may follow, and how many the session already holds."""
+
+    tokens: tuple[int, ...]
+    request: ChatRequest
+    max_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Progress through the prompt: `done` of `total` tokens are in the session, reused ones included."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text. `tokens` is the number of completion tokens so far, this step's included."""
+
+    content: str
+    reasoning: str
+    tokens: int
+
+
+Event = Prefill | Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `completion_tokens` includes the end token, which has no text."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds from the start to the prompt's last logits, and from there to the end."""
+
+    prompt_ms: float
+    predicted_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a generation ended: `reason` for clients, `cause` for everyone else."""
+
+    reason: Literal["stop", "length"]
+    cause: Literal["eos", "stop", "length", "cancelled"]
+    usage: Usage
+    timings: Timings
