@@ -182,13 +182,13 @@ def _parse_directory(raw: bytes, header: _Header) -> tuple[list[TensorEntry], li
     for i in range(count):
         record = raw[i * layout.ENTRY.size : (i + 1) * layout.ENTRY.size]
         fields = layout.ENTRY.unpack(record)
-        name_at, name_bytes, fmt, rank, rows, cols, layer, align, offset, nbytes, flags, reserved = fields
+        name_at, name_bytes, fmt, rank, rows, cols, layer, align, offset, nbytes, flags = fields
         name = _tensor_name(i, names[at : at + name_bytes])
         if name_at != at or at + name_bytes > len(names):
             raise ModelFileError("bad_directory", f"tensor {i}: name of {name_bytes} bytes at {name_at}")
         if fmt not in FORMAT_BY_ID:
             raise ModelFileError("bad_directory", f"tensor {name!r}: unknown format {fmt}")
-        if flags or reserved or any(record[-8:]):
+        if flags or any(record[layout.ENTRY_RESERVED :]):
             raise ModelFileError("unsupported_version", f"tensor {name!r}: flags {flags:#x} or reserved set")
         at += name_bytes
         planned.append(PlannedTensor(name, FORMAT_BY_ID[fmt].name, rank, rows, cols, layer, align))

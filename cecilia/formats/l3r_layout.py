@@ -28,7 +28,8 @@ FIELDS = struct.Struct("<8sIIQQQIIII16s")  # magic .. leaf digest name
 SECTION = struct.Struct("<IIQQ8x32s")  # kind, flags, offset, bytes, sha256
 SECTION_TABLE = 128  # header offset of the first section record
 HEADER_DIGEST = 2016  # header offset of the sha256 over everything before it
-ENTRY = struct.Struct("<IHBBIIiIQQII16x")  # name offset, name bytes, format, rank, rows, cols, layer, ...
+ENTRY = struct.Struct("<IHBBIIiIQQI20x")  # name, format, shape, layer, align, place
+ENTRY_RESERVED = 44  # from here to the end of the entry all bytes are zero
 
 SECTION_KINDS = ("metadata", "tokenizer", "chat_template", "directory", "leaves")
 """Section kinds 1..5, in the order of their records and of their bytes in the file."""

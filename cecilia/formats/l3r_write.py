@@ -54,7 +54,7 @@ def _directory(entries: Sequence[TensorEntry]) -> bytes:
     for e in entries:
         name = e.name.encode()
         head = (len(names), len(name), FORMATS[e.format].id, e.rank, e.rows, e.cols, e.layer)
-        records += layout.ENTRY.pack(*head, e.align, e.offset, e.nbytes, 0, 0)
+        records += layout.ENTRY.pack(*head, e.align, e.offset, e.nbytes, 0)
         names += name
     return bytes(records + names)
 
