@@ -15,6 +15,7 @@ class Activations:
     rows: int
     cols: int
     def __init__(self, rows: int, cols: int, *, ints: bool) -> None: ...
+    def load(self, rows: Buffer) -> None: ...
 
 class PageList:
     count: int

@@ -8,6 +8,8 @@ from posix.stdlib cimport posix_memalign
 
 from cecilia._kernels.isa cimport CEC_ALIGN, CEC_BLOCK, table
 
+cdef char *FLOAT = "f"  # the struct code numpy reads
+
 
 cdef void *aligned_zeros(int64_t nbytes) except NULL:
     """`nbytes` of zeroed, 64-byte aligned memory. Raises MemoryError."""
@@ -38,7 +40,7 @@ cdef class Matrix:
         view.len = self.rows * self.cols * sizeof(float)
         view.readonly = 0
         view.itemsize = sizeof(float)
-        view.format = b"f" if flags & PyBUF_FORMAT else NULL
+        view.format = FLOAT if flags & PyBUF_FORMAT else NULL
         view.ndim = 2
         view.shape = self._shape
         view.strides = self._strides
@@ -88,6 +90,15 @@ cdef class Activations:
         free(self.d)
         free(self.s)
         free(self.c)
+
+    def load(self, const float[:, ::1] rows):
+        """Set the first rows to the given f32 [T, cols] values."""
+        cdef int64_t t
+        if rows.shape[0] > self.rows or rows.shape[1] != self.cols:
+            raise ValueError(f"{rows.shape[0]} x {rows.shape[1]} values for {self.rows} x {self.cols} activations")
+        for t in range(rows.shape[0]):
+            memcpy(self.f + t * self.cols, &rows[t, 0], self.cols * sizeof(float))
+            self.put(t, self.f + t * self.cols)
 
     cdef void put(self, int64_t row, const float *x) noexcept nogil:
         """Quantise x [cols] (which may be this row's own f32) as row `row`; nothing to do without ints."""

@@ -9,10 +9,11 @@ from posix.stdlib cimport posix_memalign
 
 from cecilia.errors import UsageError
 
-DEF MAX_THREADS = 64
+cdef enum:
+    MAX_THREADS = 64
 
-# A region is worth its entry (about 1-3 us here) only when each thread gets at least this much work.
-DEF NANOSECONDS_PER_THREAD = 4000
+    # A region is worth its entry (1 to 3 us) only when each thread gets at least this much work.
+    NANOSECONDS_PER_THREAD = 4000
 
 cdef int limit = 1
 cdef void *areas[MAX_THREADS]

@@ -11,6 +11,13 @@ extern const cec_pointwise_ops cec_scalar_pointwise;
 extern const cec_attention_ops cec_scalar_attention;
 extern const cec_sampling_ops cec_scalar_sampling;
 
+/* Exact copies out of a tile; one plain C version serves every instruction set. */
+void cec_gather_f32(const void *w, int r, int64_t K, float *out);
+void cec_gather_bf16(const void *w, int r, int64_t K, float *out);
+void cec_gather_q8(const void *w, int r, int64_t K, float *out);
+void cec_gather_q4(const void *w, int r, int64_t K, float *out);
+void cec_gather_q4a(const void *w, int r, int64_t K, float *out);
+
 #if defined(__x86_64__)
 extern const cec_linear_ops cec_avx2_linear, cec_avx512vnni_linear;
 extern const cec_pointwise_ops cec_avx2_pointwise, cec_avx512vnni_pointwise;

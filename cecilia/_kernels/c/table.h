@@ -75,6 +75,14 @@ typedef struct {
 typedef struct {
     /* Index of the largest of n values, the lowest such index; -1 when any value is NaN or none is finite. */
     int64_t (*argmax)(const float *x, int64_t n);
+
+    /* w[i] = exp((x[i] - max x) / temperature) for the tokens that top_k (0: all) and then top_p (1: all) keep, 0 for
+     * the others; returns the sum of w, or -1 when any x is NaN or none is finite. The nearest logits are kept, ties by
+     * lowest index, and always at least one. temperature > 0, 0 < top_p <= 1, n >= 1. */
+    double (*weigh)(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, float *w);
+
+    /* The first index with w > 0 at which the running sum (f64, in index order) exceeds target; else the last such. */
+    int64_t (*pick)(const float *w, int64_t n, double target);
 } cec_sampling_ops;
 
 typedef struct {
