@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and token ids to bytes, with a wall between what users write and control tokens.
+
+Two tokenizers are made of one tokenizer.json. The control tokenizer recognises the added tokens (special or not)
+and reads template text only. The text tokenizer does not know them: its list of added tokens is empty, and their
+spellings are taken out of the vocabulary and out of the merges, so that no sequence of merges, and no rule that
+looks a whole word up, can arrive at one. Everything else, ids included, is the same in both.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer as NativeTokenizer
+
+from cecilia.errors import ModelFileError, RequestError
+
+_SPACE_MARK = "\u2581"  # SentencePiece spells a space so
+
+
+class Tokenizer:
+    """A byte-level or byte-fallback BPE read from the bytes of a tokenizer.json.
+
+    `bos_id` is the id put before a prompt when `add_bos` is set; `eos_ids` end a generation.
+    Raises ModelFileError `bad_tokenizer` for bytes the library cannot read, `unsupported_tokenizer` for another
+    kind of model, decoder or an incomplete byte alphabet.
+    """
+
+    def __init__(
+        self, json_bytes: bytes, *, bos_id: int | None, add_bos: bool, eos_ids: Iterable[int]
+    ) -> None:
+        spec = _parse(json_bytes)
+        self._spell_bytes = _byte_speller(spec)
+        self._added: dict[int, dict[str, Any]] = {entry["id"]: entry for entry in spec["added_tokens"]}
+        self._words: dict[int, str] = {index: word for word, index in spec["model"]["vocab"].items()}
+        self._control = _build(spec)
+        self._text = _build(_without_added(spec))
+        self._cache: dict[int, bytes] = {}
+        self.vocab_size: int = 1 + max(max(self._words, default=-1), max(self._added, default=-1))
+        self.bos_id = bos_id
+        self.add_bos = add_bos
+        self.eos_ids: frozenset[int] = frozenset(eos_ids)
+        for index in [*self.eos_ids, *([] if bos_id is None else [bos_id])]:
+            if not 0 <= index < self.vocab_size:
+                raise ModelFileError(
+                    "bad_tokenizer", f"token id {index} is outside the vocabulary of {self.vocab_size}"
+                )
+        if add_bos and bos_id is None:
+            raise ModelFileError("bad_tokenizer", "add_bos is set but there is no bos_id")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of plain text; never the id of an added token, whatever the text says."""
+        ids: list[int] = self._text.encode(_valid(text), add_special_tokens=False).ids
+        return ids
+
+    def encode_control(self, text: str) -> list[int]:
+        """Ids of template text, added tokens recognised. No BOS is put before it."""
+        ids: list[int] = self._control.encode(_valid(text), add_special_tokens=False).ids
+        return ids
+
+    def split_control(self, text: str) -> list[int | str]:
+        """Template text as a sequence of added-token ids and of the plain text between them."""
+        encoding = self._control.encode(_valid(text), add_special_tokens=False)
+        parts: list[int | str] = []
+        done = 0
+        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if index in self._added:
+                if start > done:
+                    parts.append(text[done:start])
+                parts.append(index)
+                done = end
+        if done < len(text):
+            parts.append(text[done:])
+        return parts
+
+    def token_bytes(self, index: int) -> bytes:
+        """Raw bytes of a token: b"" for special added tokens and unknown ids, the spelling of other added tokens.
+
+        A token may hold part of a character, so only the joined bytes of a sequence are UTF-8.
+        """
+        known = self._cache.get(index)
+        if known is None:
+            known = self._cache[index] = self._spell(index)
+        return known
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of a whole sequence; invalid UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def special_tokens(self) -> dict[str, str]:
+        """Spellings of BOS and EOS under the names chat templates use: `bos_token`, `eos_token` (lowest id)."""
+        named = {"bos_token": self.bos_id, "eos_token": min(self.eos_ids, default=None)}
+        return {
+            name: self._added[index]["content"] if index in self._added else self._words.get(index, "")
+            for name, index in named.items()
+            if index is not None
+        }
+
+    def _spell(self, index: int) -> bytes:
+        added = self._added.get(index)
+        if added is not None:
+            return b"" if added["special"] else str(added["content"]).encode()
+        word = self._words.get(index)
+        return b"" if word is None else self._spell_bytes(word)
+
+
+def _parse(json_bytes: bytes) -> dict[str, Any]:
+    try:
+        spec = json.loads(json_bytes)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError("bad_tokenizer", f"tokenizer.json is not JSON: {error}") from None
+    model = spec.get("model") if isinstance(spec, dict) else None
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        kind = model.get("type") if isinstance(model, dict) else None
+        raise ModelFileError("unsupported_tokenizer", f"tokenizer model {kind!r} is not supported, only 'BPE'")
+    if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
+        raise ModelFileError("bad_tokenizer", "tokenizer.json has no vocab or no merges")
+    _build(spec)  # the library checks all the rest before we look closer
+    spec.setdefault("added_tokens", [])
+    # Padding, truncation and BOS rules of the file would change what is encoded behind the caller's back.
+    spec.update(truncation=None, padding=None, post_processor=None)
+    return dict(spec)
+
+
+def _build(spec: dict[str, Any]) -> NativeTokenizer:
+    try:
+        return NativeTokenizer.from_str(json.dumps(spec))
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every fault of the JSON
+        raise ModelFileError("bad_tokenizer", f"tokenizer.json cannot be read: {error}") from None
+
+
+def _without_added(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same tokenizer, unable to produce an added token: see the head of this file."""
+    plain = copy.copy(spec)
+    model = plain["model"] = dict(spec["model"])
+    spellings = {entry["content"] for entry in spec["added_tokens"]}
+    ids = {entry["id"] for entry in spec["added_tokens"]}
+    plain["added_tokens"] = []
+    model["vocab"] = {
+        word: index for word, index in model["vocab"].items() if word not in spellings and index not in ids
+    }
+    model["merges"] = [
+        merge for merge in model["merges"] if all(word in model["vocab"] for word in _merge_words(merge))
+    ]
+    # The alphabet is complete (checked by _byte_speller), so nothing is ever unknown.
+    model["unk_token"] = None
+    return plain
+
+
+def _merge_words(merge: str | list[str]) -> tuple[str, str, str]:
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right, left + right
+
+
+def _byte_speller(spec: dict[str, Any]) -> Any:
+    """The function from a vocabulary word to its raw bytes, by the kind of decoder the file names."""
+    kinds = _decoder_kinds(spec.get("decoder"))
+    vocab = spec["model"]["vocab"]
+    if "ByteLevel" in kinds:
+        alphabet, speller = list(_BYTE_OF), _spell_byte_level
+    elif "ByteFallback" in kinds and spec["model"].get("byte_fallback"):
+        alphabet, speller = [f"<0x{value:02X}>" for value in range(256)], _spell_byte_fallback
+    else:
+        raise ModelFileError(
+            "unsupported_tokenizer",
+            f"tokenizer decoder {kinds or None} is not supported, only ByteLevel and ByteFallback",
+        )
+    missing = [word for word in alphabet if word not in vocab]
+    if missing:
+        raise ModelFileError(
+            "unsupported_tokenizer", f"{len(missing)} of 256 bytes are not in the vocabulary"
+        )
+    return speller
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None) -> list[str]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [kind for inner in decoder["decoders"] for kind in _decoder_kinds(inner)]
+    return [str(decoder["type"])]
+
+
+def _gpt2_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    return {chr(value): value for value in printable} | {chr(256 + n): value for n, value in enumerate(others)}
+
+
+_BYTE_OF = _gpt2_alphabet()
+
+
+def _spell_byte_level(word: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[char] for char in word)
+    except KeyError:  # a word outside the alphabet is text as it stands, as in the library's own decoder
+        return word.encode()
+
+
+def _spell_byte_fallback(word: str) -> bytes:
+    if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+        return bytes([int(word[3:5], 16)])
+    return word.replace(_SPACE_MARK, " ").encode()
+
+
+def _valid(text: str) -> str:
+    """Refuse lone surrogates: they cannot be encoded, and the library would fail without saying so."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "invalid_value", f"text holds a lone surrogate at character {error.start}", param="messages"
+        ) from None
+    return text
