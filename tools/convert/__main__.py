@@ -9,30 +9,15 @@ it is an hour old.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from cecilia.errors import CeciliaError
 from cecilia.formats.l3r_metadata import WEIGHTS
 
+from .interrupt import Terminated, sigterm_raises
 from .pipeline import QUANTISATIONS, Options, Report, convert
-
-
-class Terminated(BaseException):
-    """SIGTERM, raised so that every clean-up on the way out runs."""
-
-
-def raise_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack as Ctrl-C does."""
-
-    def handler(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, handler)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,11 +66,11 @@ def print_report(report: Report) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit codes are those of cecilia.errors, 130 and 143 when interrupted."""
     args = parser().parse_args(argv)
-    raise_on_sigterm()
+    options = Options(args.quant, args.tokenizer, args.name, args.weights)
     try:
-        print_report(
-            convert(args.source, args.out, Options(args.quant, args.tokenizer, args.name, args.weights))
-        )
+        with sigterm_raises():
+            report = convert(args.source, args.out, options)
+        print_report(report)
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code

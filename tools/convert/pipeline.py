@@ -40,6 +40,7 @@ class Options:
     tokenizer: str | None = None
     name: str | None = None
     weights: str = "official"
+    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
         "hyper": hyper,
         "name": options.name or source.text("general.name") or source_path.stem,
         "weights": options.weights,
-        "license": source.text("general.license") or "unknown",
+        "license": options.license or source.text("general.license") or "unknown",
         "provenance": {
             "source": source_path.name,
             "source_sha256": sha256_of(source_path, "hash source"),
