@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampling kernels: shapes are checked here, the arithmetic is in c/scalar_sampling.c."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 from cecilia._kernels.isa cimport table
 from cecilia.errors import CeciliaError, UsageError
@@ -21,36 +21,39 @@ def argmax(const float[::1] logits not None):
     return best
 
 
-def weigh(const float[::1] logits not None, double temperature, int64_t top_k, double top_p,
-          float[::1] weights not None):
-    """Fill `weights` [V] with exp((logit - largest) / temperature) of the tokens kept and 0; return their sum.
+def keep(const float[::1] logits not None, double temperature, int64_t top_k, double top_p,
+         int32_t[::1] ids not None, float[::1] weights not None):
+    """Find the tokens that top_k (0: all) and then top_p (1.0: all) keep; return how many.
 
-    top_k (0: all) chooses first, then top_p (1.0: all); ties go to the lowest index.
+    `ids` and `weights` [V] get, in ascending order of id, each kept token and exp((logit - largest) / temperature).
     Raises CeciliaError `numeric_error` as argmax does, UsageError `invalid_sampling` for values out of range.
     """
-    cdef double mass = -1
-    if not (temperature > 0 and top_k >= 0 and 0 < top_p <= 1 and weights.shape[0] == logits.shape[0]):
+    cdef int64_t count = -1
+    if not (temperature > 0 and top_k >= 0 and 0 < top_p <= 1):
+        raise UsageError("invalid_sampling", f"temperature {temperature}, top_k {top_k}, top_p {top_p}")
+    if not ids.shape[0] == weights.shape[0] == logits.shape[0] < 2**31:
         raise UsageError(
             "invalid_sampling",
-            f"temperature {temperature}, top_k {top_k}, top_p {top_p}, {weights.shape[0]} weights for "
-            f"{logits.shape[0]} logits",
+            f"{ids.shape[0]} ids and {weights.shape[0]} weights for {logits.shape[0]} logits",
         )
     if logits.shape[0] > 0:
         with nogil:
-            mass = table().sampling.weigh(&logits[0], logits.shape[0], temperature, top_k, top_p, &weights[0])
-    if mass < 0:
+            count = table().sampling.keep(
+                &logits[0], logits.shape[0], temperature, top_k, top_p, &ids[0], &weights[0]
+            )
+    if count < 0:
         raise _numeric_error(logits.shape[0])
-    return mass
+    return count
 
 
-def pick(const float[::1] weights not None, double target):
-    """First index at which the running sum of `weights` [V] exceeds `target`; else the last with a weight."""
-    cdef int64_t index
-    if weights.shape[0] == 0:
-        raise UsageError("invalid_sampling", "no weights to pick from")
+def draw(const float[::1] weights not None, int64_t count, double u):
+    """Place, among the first `count` of `weights`, at which their running sum exceeds `u` (0 <= u < 1) of the total."""
+    cdef int64_t place
+    if not (1 <= count <= weights.shape[0] and 0 <= u < 1):
+        raise UsageError("invalid_sampling", f"{count} of {weights.shape[0]} weights, u {u}")
     with nogil:
-        index = table().sampling.pick(&weights[0], weights.shape[0], target)
-    return index
+        place = table().sampling.draw(&weights[0], count, u)
+    return place
 
 
 def _numeric_error(int64_t count):

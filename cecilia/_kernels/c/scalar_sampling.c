@@ -13,6 +13,7 @@
 #include "ops.h"
 
 enum { LANES = 16, BINS = 2048 };
+static const int SHIFT[3] = {21, 10, 0}, WIDTH[3] = {11, 11, 10};
 
 /* Largest of n values, the index unknown; NaN when any is NaN. */
 static float largest(const float *x, int64_t n) {
@@ -45,11 +46,25 @@ static int64_t argmax(const float *x, int64_t n) {
     return i;
 }
 
-/* exp(-y) for y >= 0, relative error below 3e-7; 0 beyond y = 87, where weights no longer count beside the 1 of the
- * largest logit. Written without branches or calls so that the loop around it vectorises.
+static inline int32_t bits_of(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* exp(-y) for y >= 0, relative error below 3e-7; 0 from y = 87 on, where a weight no longer counts beside the 1 of the
+ * largest logit. Comparisons are made on the bits: those of floats would keep the loop around it from being vectorised.
  * Reduction to |r| <= ln(2)/2 with ln 2 in two parts (Cody and Waite), then the Taylor polynomial of degree 7. */
 static inline float exp_minus(float y) {
-    float z = y < 87.0f ? y : 87.0f;
+    const int32_t limit = 0x42AE0000; /* 87.0f */
+    int32_t inside = bits_of(y) < limit ? -1 : 0;
+    float z = float_of(bits_of(y) & inside);
     int32_t k = (int32_t)(z * 1.44269504f + 0.5f);
     float r = (float)k * 0.693359375f - z + (float)k * -2.12194440e-4f;
     float p = 1.0f / 5040;
@@ -60,17 +75,12 @@ static inline float exp_minus(float y) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    int32_t bits = (127 - k) << 23;
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
-    float e = p * scale;
-    return y < 87.0f ? e : 0.0f;
+    return p * float_of(((127 - k) << 23) & inside);
 }
 
-static inline uint32_t bits_of(float distance) {
-    uint32_t bits;
-    memcpy(&bits, &distance, sizeof bits);
-    return bits;
+/* w[i] = exp(-(top - x[i]) * scale). */
+static void exponentials(const float *restrict x, int64_t n, float top, float scale, float *restrict w) {
+    for (int64_t i = 0; i < n; i++) w[i] = exp_minus((top - x[i]) * scale);
 }
 
 /* Sum of w in a fixed order: LANES running sums, added up in lane order. */
@@ -84,25 +94,45 @@ static double total(const float *w, int64_t n) {
     return sum[0];
 }
 
-/* Set to 0 the weights outside the smallest set of nearest logits whose measure reaches `wanted` > 0.
- * The measure of a token is its weight, or 1 when `counting`. A token whose weight is 0 already has no measure. */
-static void keep_nearest(const float *x, float top, float *w, int64_t n, double wanted, int counting) {
-    static const int shift[3] = {21, 10, 0}, width[3] = {11, 11, 10};
+/* List every id in a bin, of the first histogram, that may hold one of the k nearest logits; returns how many. */
+static int64_t list_nearest(const float *x, float top, int64_t n, int64_t k, int32_t *ids) {
+    int64_t filled[BINS] = {0}, reached = 0, count = 0;
+    for (int64_t i = 0; i < n; i++) filled[bits_of(top - x[i]) >> SHIFT[0]]++;
+    int32_t bin = 0;
+    while ((reached += filled[bin]) < k) bin++;
+    for (int64_t i = 0; i < n; i++)
+        if (bits_of(top - x[i]) >> SHIFT[0] <= bin) ids[count++] = (int32_t)i;
+    return count;
+}
+
+/* Keep, of the listed tokens, those whose weight is at least `least`. */
+static int64_t drop_light(int32_t *ids, float *w, int64_t count, double least) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (w[i] >= least) {
+            ids[kept] = ids[i];
+            w[kept++] = w[i];
+        }
+    return kept;
+}
+
+/* Keep, of the listed tokens, the smallest set of nearest logits whose measure reaches `wanted` > 0; the measure of a
+ * token is its weight, or 1 when `counting`. */
+static int64_t keep_nearest(const float *x, float top, int32_t *ids, float *w, int64_t count, double wanted,
+                            int counting) {
     double reached = 0;
-    uint32_t prefix = 0;
+    int32_t prefix = 0;
     for (int level = 0; level < 3; level++) {
         double measure[BINS] = {0};
-        uint32_t mask = (1u << width[level]) - 1;
-        int above = shift[level] + width[level]; /* bits already fixed; 32 at the first level */
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t bits = bits_of(top - x[i]);
-            if (w[i] > 0 && (level == 0 || bits >> above == prefix))
-                measure[(bits >> shift[level]) & mask] += counting ? 1.0 : (double)w[i];
+        int32_t mask = (1 << WIDTH[level]) - 1, chosen = 0;
+        for (int64_t i = 0; i < count; i++) {
+            int32_t bits = bits_of(top - x[ids[i]]);
+            if (level == 0 || bits >> SHIFT[level - 1] == prefix)
+                measure[(bits >> SHIFT[level]) & mask] += counting ? 1.0 : (double)w[i];
         }
         /* The first bin that reaches the target; when rounding leaves it just out of reach, the last filled one. */
-        uint32_t chosen = 0;
         double before = reached;
-        for (uint32_t bin = 0; bin <= mask; bin++)
+        for (int32_t bin = 0; bin <= mask; bin++)
             if (measure[bin] > 0) {
                 chosen = bin;
                 before = reached;
@@ -110,37 +140,52 @@ static void keep_nearest(const float *x, float top, float *w, int64_t n, double 
                 if (reached >= wanted) break;
             }
         reached = before;
-        prefix = (prefix << width[level]) | chosen;
+        prefix = (prefix << WIDTH[level]) | chosen;
     }
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = bits_of(top - x[i]);
-        if (bits > prefix || (bits == prefix && reached >= wanted)) w[i] = 0;
-        if (bits == prefix && w[i] > 0) reached += counting ? 1.0 : (double)w[i];
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t bits = bits_of(top - x[ids[i]]);
+        if (bits > prefix || (bits == prefix && reached >= wanted)) continue;
+        if (bits == prefix) reached += counting ? 1.0 : (double)w[i];
+        ids[kept] = ids[i];
+        w[kept++] = w[i];
     }
+    return kept;
 }
 
-static double weigh(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, float *w) {
+static int64_t keep(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, int32_t *ids, float *w) {
     float top = largest(x, n);
     if (!isfinite(top)) return -1;
     /* A temperature too small for a float keeps only logits equal to the largest: 0 * FLT_MAX is 0, not NaN. */
     double inverse = 1.0 / temperature;
     float scale = inverse < FLT_MAX ? (float)inverse : FLT_MAX;
-    for (int64_t i = 0; i < n; i++) w[i] = exp_minus((top - x[i]) * scale);
-    if (top_k > 0 && top_k < n) keep_nearest(x, top, w, n, (double)top_k, 1);
-    if (top_p < 1) keep_nearest(x, top, w, n, top_p * total(w, n), 0);
-    return total(w, n);
+    int64_t count = n;
+    if (top_k > 0 && top_k < n) {
+        count = list_nearest(x, top, n, top_k, ids);
+        count = keep_nearest(x, top, ids, w, count, (double)top_k, 1);
+        for (int64_t i = 0; i < count; i++) w[i] = exp_minus((top - x[ids[i]]) * scale);
+    } else {
+        for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)i;
+        exponentials(x, n, top, scale, w);
+    }
+    if (top_p < 1) {
+        double mass = total(w, count);
+        /* Tokens lighter than (1 - top_p) * mass / count together weigh less than what top_p leaves out, so none of
+         * them is kept: usually all but a few hundred. The half allows for rounding. */
+        count = drop_light(ids, w, count, 0.5 * (1 - top_p) * mass / (double)count);
+        count = keep_nearest(x, top, ids, w, count, top_p * mass, 0);
+    }
+    return count;
 }
 
-static int64_t pick(const float *w, int64_t n, double target) {
-    double sum = 0;
-    int64_t last = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (w[i] > 0) {
-            sum += w[i];
-            last = i;
-            if (sum > target) break;
-        }
-    return last;
+static int64_t draw(const float *w, int64_t n, double u) {
+    double target = u * total(w, n), sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += w[i];
+        if (sum > target) return i;
+    }
+    while (n > 1 && w[n - 1] == 0) n--; /* the two sums differ by rounding, and u was next to 1 */
+    return n - 1;
 }
 
-const cec_sampling_ops cec_scalar_sampling = {argmax, weigh, pick};
+const cec_sampling_ops cec_scalar_sampling = {argmax, keep, draw};

@@ -76,13 +76,14 @@ typedef struct {
     /* Index of the largest of n values, the lowest such index; -1 when any value is NaN or none is finite. */
     int64_t (*argmax)(const float *x, int64_t n);
 
-    /* w[i] = exp((x[i] - max x) / temperature) for the tokens that top_k (0: all) and then top_p (1: all) keep, 0 for
-     * the others; returns the sum of w, or -1 when any x is NaN or none is finite. The nearest logits are kept, ties by
-     * lowest index, and always at least one. temperature > 0, 0 < top_p <= 1, n >= 1. */
-    double (*weigh)(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, float *w);
+    /* The tokens that top_k (0: all) and then top_p (1: all) keep: the nearest to the largest, ties by lowest index,
+     * always at least one. ids gets their indices in ascending order, w their weights exp((x - max x) / temperature)
+     * (0 below exp(-87)); both have room for n. Returns how many, or -1 where argmax does.
+     * temperature > 0, top_k >= 0, 0 < top_p <= 1, 1 <= n < 2^31. */
+    int64_t (*keep)(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, int32_t *ids, float *w);
 
-    /* The first index with w > 0 at which the running sum (f64, in index order) exceeds target; else the last such. */
-    int64_t (*pick)(const float *w, int64_t n, double target);
+    /* The place among n >= 1 weights at which the running sum (f64, in order) first exceeds u * their sum; 0 <= u < 1. */
+    int64_t (*draw)(const float *w, int64_t n, double u);
 } cec_sampling_ops;
 
 typedef struct {
