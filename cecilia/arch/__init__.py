@@ -1,1 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The architectures, one module each, by the name that stands in model files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cecilia.arch import llama
+from cecilia.arch.base import Architecture
+from cecilia.errors import ModelFileError
+
+ARCHITECTURES: dict[str, Architecture[Any]] = {"llama": llama}
+
+
+def architecture(name: object) -> Architecture[Any]:
+    """The architecture called `name`. Raises ModelFileError `unsupported_architecture`."""
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = " ".join(ARCHITECTURES)
+        raise ModelFileError("unsupported_architecture", f"architecture {name!r} is not one of: {known}")
+    return ARCHITECTURES[name]

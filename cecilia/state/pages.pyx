@@ -19,8 +19,8 @@ POSITIONS = CEC_PAGE
 cdef class PagePool:
     """Hands out zeroed, 64-byte aligned pages, at most `limit_bytes` of them in all.
 
-    Pages are allocated when first wanted and kept for reuse until the pool goes. `allocated` and `in_use` count
-    pages. An idle page's first bytes hold the address of the next idle one.
+    Pages are allocated when first wanted and kept for reuse until the pool goes. `allocated` and `in_use`
+    count pages. An idle page's first bytes hold the address of the next idle one.
     """
 
     def __cinit__(self, int64_t page_bytes, int64_t limit_bytes):
@@ -52,13 +52,13 @@ cdef class PagePool:
 
     cdef char *_allocate(self) except NULL:
         cdef char *page
-        held = f"{self.allocated} pages of {self.page_bytes} bytes are allocated"
+        held = f"{self.allocated} pages of {self.page_bytes} bytes are held"
         if (self.allocated + 1) * self.page_bytes > self.limit_bytes:
-            raise MemoryLimitError("insufficient_memory", f"{held}; one more exceeds {self.limit_bytes} bytes")
+            raise MemoryLimitError("insufficient_memory", f"{held}, the limit is {self.limit_bytes}")
         try:
             page = <char *>aligned_zeros(self.page_bytes)
         except MemoryError as error:
-            raise MemoryLimitError("insufficient_memory", f"{held}; the system refused one more") from error
+            raise MemoryLimitError("insufficient_memory", f"{held}, the system refused one") from error
         self.allocated += 1
         return page
 
@@ -68,7 +68,7 @@ cdef class PagePool:
         self.in_use -= 1
 
 
-# Without the garbage collector's clearing, `pool` and `pages` are still there in __dealloc__; no cycle is possible.
+# No cycle is possible; and without the collector's clearing, `pool` and `pages` are still there in __dealloc__.
 @cython.no_gc
 cdef class PageTable:
     """The pages of one sequence, owned; kernels read them as `pages`. len() counts pages."""
@@ -114,7 +114,7 @@ cdef class PageTable:
             self.pages.append(page)
         except MemoryError as error:
             self.pool.give(page)
-            raise MemoryLimitError("insufficient_memory", "the system refused memory for a page list") from error
+            raise MemoryLimitError("insufficient_memory", "no memory for a page list") from error
         return 0
 
     cdef void _shrink(self, int64_t count) noexcept:

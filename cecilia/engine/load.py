@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a model file to something that runs: whatever is wrong with the file or the wishes is found here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cecilia._kernels import isa
+from cecilia._kernels.threads import set_threads
+from cecilia.arch import architecture
+from cecilia.arch.base import Architecture, Model, Spec, check_tensors
+from cecilia.engine import memory
+from cecilia.engine.cpus import default_threads
+from cecilia.engine.generate import Engine
+from cecilia.engine.runner import Runner
+from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
+from cecilia.formats.l3r import ModelFile, open_model
+from cecilia.formats.l3r_layout import naming
+from cecilia.layers.weights import Weights
+from cecilia.state.pages import POSITIONS, PagePool
+from cecilia.text.chat import ChatTemplate
+from cecilia.text.tokenizer import Tokenizer
+
+PROFILES = {"int8-v1": "int8", "bf16-v1": "bf16", "f32": "f32"}
+"""KV recipe of each profile. The name stands for exact bytes: another arithmetic needs another name."""
+
+DEFAULT_PROFILE = "int8-v1"
+DEFAULT_CONTEXT = 8192
+DEFAULT_CHUNK = (
+    512  # prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel
+)
+TOUCH_BYTES = 16 << 20
+OS_PAGE_BYTES = 4096
+
+Progress = Callable[[float], None]
+"""Called with the fraction done, 0 to 1."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    profile: str = DEFAULT_PROFILE,
+    context: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    verify: bool = False,
+) -> Engine:
+    """Load a model for chat; to be called on the thread that will compute.
+
+    `context`: tokens in the window; by default the model's own, at most 8192. `threads`: by default one for
+    each of the fastest CPUs. `verify`: compare all data with its digests.
+    Raises ModelFileError, MemoryLimitError `insufficient_memory` and UsageError `unknown_profile`,
+    `invalid_context`, `context_too_large`, `invalid_threads`.
+    """
+    report = progress or _silent
+    with ExitStack() as on_error:
+        file = on_error.enter_context(open_model(path))
+        tokenizer, template = _text(file)
+        runner = _runner(file, profile, context, threads)
+        if tokenizer.vocab_size > runner.vocab:
+            raise ModelFileError(
+                "bad_tokenizer",
+                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {runner.vocab}",
+            )
+        if verify:
+            file.verify(lambda done, total: report(done / total))
+        else:
+            _touch(file, report)
+        hints = architecture(file.metadata["architecture"]).HINTS
+        engine = Engine(runner, tokenizer, template, hints, _info(file, runner, profile))
+        on_error.pop_all()
+    return engine
+
+
+def load_runner(
+    path: str | os.PathLike[str],
+    *,
+    profile: str = DEFAULT_PROFILE,
+    context: int | None = None,
+    threads: int | None = None,
+) -> Runner:
+    """Load a model for token ids only; the file needs no tokenizer. Arguments and errors as for `load`."""
+    with ExitStack() as on_error:
+        file = on_error.enter_context(open_model(path))
+        runner = _runner(file, profile, context, threads)
+        on_error.pop_all()
+    return runner
+
+
+def _runner(file: ModelFile, profile: str, context: int | None, threads: int | None) -> Runner:
+    if profile not in PROFILES:
+        raise UsageError("unknown_profile", f"profile {profile!r} is not one of: {' '.join(PROFILES)}")
+    threads = default_threads() if threads is None else threads
+    set_threads(threads)
+    arch, spec = _checked(file)
+    window = _window(context, spec.context)
+    model = _bind(arch, spec, file, PROFILES[profile], min(DEFAULT_CHUNK, window))
+    limit = model.page_bytes * -(-window // POSITIONS)
+    weights = sum(entry.nbytes for entry in file.tensors.values())
+    memory.require({"weights": weights, f"KV cache of {window} tokens": limit})
+    pool = PagePool(model.page_bytes, limit)
+    return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads)
+
+
+def _checked(file: ModelFile) -> tuple[Architecture[Any], Spec]:
+    """The file's architecture and spec, after every tensor was compared with what they call for."""
+    with naming(file.path):
+        arch = architecture(file.metadata["architecture"])
+        spec = arch.spec_from(file.metadata["hyper"])
+        check_tensors(arch.tensors(spec), file.tensors)
+    return arch, spec
+
+
+def _window(wanted: int | None, limit: int) -> int:
+    if wanted is None:
+        return min(limit, DEFAULT_CONTEXT)
+    if wanted < 1:
+        raise UsageError("invalid_context", f"a context of {wanted} tokens")
+    if wanted > limit:
+        raise UsageError("context_too_large", f"a context of {wanted} tokens; this model's limit is {limit}")
+    return wanted
+
+
+def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: int) -> Model:
+    try:
+        return arch.bind(spec, Weights(file), kv=kv, chunk=chunk)
+    except MemoryError as error:
+        raise MemoryLimitError(
+            "insufficient_memory", f"no memory for work buffers of {chunk} tokens: {error}"
+        ) from error
+
+
+def _text(file: ModelFile) -> tuple[Tokenizer, ChatTemplate]:
+    if file.tokenizer is None:
+        raise ModelFileError("no_tokenizer", f"{file.path}: no tokenizer inside, so it cannot chat")
+    if file.chat_template is None:
+        raise ModelFileError("no_chat_template", f"{file.path}: no chat template inside, so it cannot chat")
+    text = file.metadata["text"]
+    tokenizer = Tokenizer(
+        file.tokenizer, bos_id=text["bos_id"], add_bos=text["add_bos"], eos_ids=text["eos_ids"]
+    )
+    return tokenizer, ChatTemplate(file.chat_template)
+
+
+def _touch(file: ModelFile, report: Progress) -> None:
+    """Read one byte of each memory page of the tensors, in file order, so that the first answer need not."""
+    entries = sorted(file.tensors.values(), key=lambda entry: entry.offset)
+    total = sum(entry.nbytes for entry in entries)
+    done = 0
+    report(0.0)
+    for entry in entries:
+        data = np.frombuffer(file.data(entry.name), np.uint8)
+        for start in range(0, entry.nbytes, TOUCH_BYTES):
+            part = data[start : start + TOUCH_BYTES]
+            part[::OS_PAGE_BYTES].max()
+            done += part.size
+            report(done / total)
+
+
+def _info(file: ModelFile, runner: Runner, profile: str) -> dict[str, Any]:
+    """What the server tells about the model. `quantisation` is the format most of the bytes are in."""
+    sizes: dict[str, int] = {}
+    for entry in file.tensors.values():
+        sizes[entry.format] = sizes.get(entry.format, 0) + entry.nbytes
+    return {
+        "id": Path(file.path).stem,
+        "architecture": file.metadata["architecture"],
+        "weights": file.metadata["weights"],
+        "context": runner.context,
+        "profile": profile,
+        "threads": runner.threads,
+        "isa": isa.name(),
+        "digest": file.digest,
+        "quantisation": max(sizes, key=lambda name: sizes[name]),
+    }
+
+
+def _silent(fraction: float) -> None:
+    """Progress nobody asked for."""

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a model file as operands of the kernels, by their checkpoint names."""
+
+from __future__ import annotations
+
+from cecilia._kernels.buffer import Vector
+from cecilia._kernels.linear import Linear, Weight
+from cecilia.formats.l3r import ModelFile
+
+
+class Weights:
+    """Operands over the mapped file, whose tensors were checked before."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+
+    def weight(self, name: str) -> Weight:
+        """The matrix `name`, in place."""
+        entry = self._file.tensors[name]
+        return Weight(self._file.data(name), entry.format, entry.rows, entry.cols)
+
+    def vector(self, name: str) -> Vector:
+        """The vector `name`, copied."""
+        return Vector(self._file.data(name))
+
+    def linear(self, *names: str) -> Linear:
+        """One layer of the matrices `names`, its output their outputs side by side."""
+        return Linear([self.weight(name) for name in names])

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session: one timeline of evaluated tokens and the state that belongs to exactly these tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cecilia._kernels.buffer import PageList
+from cecilia.state.pages import PagePool, PageTable
+
+
+class Forward(Protocol):
+    """What a session needs of a model."""
+
+    def forward(
+        self, tokens: Sequence[int], pages: PageList, first: int, *, last_only: bool
+    ) -> NDArray[np.float32]: ...
+
+
+class Session:
+    """`tokens` are those whose state is held, at positions 0, 1, 2 ...; an error leaves them as they were."""
+
+    def __init__(self, model: Forward, pool: PagePool) -> None:
+        self.tokens: list[int] = []
+        self._model = model
+        self._pages = PageTable(pool)
+
+    def reusable(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` need not be evaluated again. Never the last one: its logits are wanted."""
+        common = 0
+        for held, wanted in zip(self.tokens, tokens[:-1], strict=False):
+            if held != wanted:
+                break
+            common += 1
+        return self._pages.reusable(common, len(self.tokens))
+
+    def sync(self, tokens: Sequence[int]) -> int:
+        """Forget what does not belong to `tokens`; return how many are held. The rest is to be evaluated."""
+        reused = self.reusable(tokens)
+        self._truncate(reused)
+        return reused
+
+    def evaluate(self, tokens: Sequence[int], *, last_only: bool = True) -> NDArray[np.float32]:
+        """Append `tokens` [T]; logits f32 [T, V], or [1, V] with `last_only`, valid until the next call.
+
+        Raises MemoryLimitError `insufficient_memory`.
+        """
+        first = len(self.tokens)
+        self._pages.reserve(first + len(tokens))
+        try:
+            logits = self._model.forward(tokens, self._pages.pages, first, last_only=last_only)
+        except BaseException:
+            self._truncate(first)
+            raise
+        self.tokens.extend(tokens)
+        return logits
+
+    def clear(self) -> None:
+        """Forget everything and return the memory to the pool."""
+        self._truncate(0)
+
+    def _truncate(self, count: int) -> None:
+        del self.tokens[count:]
+        self._pages.truncate(count)

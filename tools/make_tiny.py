@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a tiny model with random weights and a byte tokenizer, in a second, for tests and the curious.
+
+    python -m tools.make_tiny --out FILE.l3r [--layers 2 --width 64 ...] [--quant q8_32] [--seed 0]
+
+The same arguments give the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cecilia.arch import llama
+from cecilia.errors import CeciliaError
+from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
+from cecilia.formats.quant import FORMATS, pack, quantise
+from tools.convert.vocabulary import byte_vocabulary
+
+HYPER: dict[str, Any] = {
+    "layers": 2,
+    "width": 64,
+    "ff": 160,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "vocab": 320,
+    "context": 512,
+    "norm_eps": 1e-5,
+    "rope_base": 10000.0,
+    "tied": True,
+}
+
+
+def tensors(hyper: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    """Random weights by name: matrices [R, K] scaled to keep the size of what passes, norms [D] near one."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, spec in llama.tensors(llama.spec_from(hyper)).items():
+        if spec.rank == 1:
+            values = rng.uniform(0.5, 1.5, spec.cols)
+        else:
+            values = rng.standard_normal((spec.rows, spec.cols)) * spec.cols**-0.5
+        weights[name] = values.astype(np.float32)
+    return weights
+
+
+def make_tiny(path: Path, *, quant: str = "q8_32", seed: int = 0, **hyper: Any) -> Path:
+    """Write the model to `path` and return it. `quant`: format of the matrices; `hyper`: in place of HYPER's.
+
+    Raises ModelFileError and UsageError when the shapes are none this architecture or tokenizer can have.
+    """
+    wanted = HYPER | hyper
+    words = byte_vocabulary(wanted["vocab"])
+    specs = llama.tensors(llama.spec_from(wanted))
+    plan = [
+        PlannedTensor(name, "f32" if s.rank == 1 else quant, s.rank, s.rows, s.cols, s.layer)
+        for name, s in specs.items()
+    ]
+    metadata = {
+        "architecture": "llama",
+        "hyper": wanted,
+        "name": "tiny",
+        "weights": "random",
+        "license": "Apache-2.0",
+        "provenance": {"source": f"seed {seed}", "converter": "make_tiny", "quant": quant},
+        "text": words.text,
+        "sampling": {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
+    }
+    writer = ModelWriter(
+        path, metadata=metadata, tokenizer=words.tokenizer, chat_template=words.chat_template, tensors=plan
+    )
+    with writer:
+        for name, values in tensors(wanted, seed).items():
+            writer.write(name, values if values.ndim == 1 else pack(quantise(values, quant)))
+        writer.finish()
+    return path
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.make_tiny", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quant", choices=FORMATS, default="q8_32", help="format of the matrices")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--untied", dest="tied", action="store_false", help="give the head weights of its own"
+    )
+    for key, value in HYPER.items():
+        if key != "tied":
+            parser.add_argument(f"--{key.replace('_', '-')}", type=type(value), default=value)
+    arguments = vars(parser.parse_args())
+    try:
+        path = make_tiny(arguments.pop("out"), **arguments)
+    except CeciliaError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(f"{path}: {path.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
