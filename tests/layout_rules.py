@@ -42,7 +42,8 @@ MODEL_NAMES = {
     "mistral",
     "modernbert",
 }
-MAY_NAME_MODELS = ("cecilia/arch/", "tools/", "models/")
+# server/config.py names the file of the default model; nothing there depends on which model it is.
+MAY_NAME_MODELS = ("cecilia/arch/", "tools/", "models/", "server/config.py")
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME)\b")
 
 _CYTHON_TOKEN = re.compile(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -26,11 +27,21 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
 
 
-def first_column(heading: str) -> list[str]:
-    """Return the first cells of the table under a README heading, without the header and back quotes."""
+def table(heading: str) -> list[list[str]]:
+    """Return the rows of the table under a README heading: cells without back quotes, no header."""
     section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    rows = [line.split("|")[1].strip(" `") for line in section.splitlines() if line.startswith("|")]
-    return rows[2:]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip(" `") for cell in row] for row in rows[2:]]
+
+
+def server(*arguments: str) -> str:
+    """Return what `python -m server` prints for these flags, with no setting in the environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CECILIA_")}
+    command = [sys.executable, "-m", "server", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
 
 
 def anchors(page: Path) -> set[str]:
@@ -68,13 +79,19 @@ def test_the_two_commands_come_first() -> None:
 def test_exit_codes_are_those_of_the_errors() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     codes = {value.exit_code for value in classes if issubclass(value, errors.CeciliaError)}
-    assert first_column("Exit codes") == [str(code) for code in sorted(codes | {0})]
+    assert [row[0] for row in table("Exit codes")] == [str(code) for code in sorted(codes | {0})]
 
 
 def test_the_flag_table_is_that_of_the_parser() -> None:
-    command = [sys.executable, "-m", "server", "--help"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert sorted(first_column("Flags")) == sorted(set(re.findall(r"--[a-z][a-z-]*", shown)) - {"--help"})
+    flags = set(re.findall(r"--[a-z][a-z-]*", server("--help"))) - {"--help"}
+    assert sorted(row[0] for row in table("Flags")) == sorted(flags)
+
+
+def test_the_defaults_are_those_of_the_parser() -> None:
+    printed = {flag: default for flag, default, _ in table("Flags")}
+    for name, setting in json.loads(server("--print-config")).items():
+        if setting["value"] is not None:
+            assert printed["--" + name.replace("_", "-")] == str(setting["value"])
 
 
 @pytest.fixture(scope="module")
