@@ -142,8 +142,10 @@ def _quantise_q8(w: Array) -> tuple[Array, Array, None]:
     """[r, b, 32] float32 -> q, d, None. Halves round away from zero, as C's roundf does."""
     d = np.abs(w).max(axis=-1, keepdims=True) / np.float32(127)
     x = w * _inverse(d)
-    q = np.trunc(x + np.copysign(np.float32(0.5), x)).astype(np.int8)
-    return q, _f16(d[..., 0], "scale"), None
+    size = np.abs(x)
+    whole = np.floor(size)
+    whole += size - whole >= np.float32(0.5)  # not floor(size + 0.5): that sum rounds 0.49999997 up to 1
+    return np.copysign(whole, x).astype(np.int8), _f16(d[..., 0], "scale"), None
 
 
 def _quantise_q4(w: Array) -> tuple[Array, Array, None]:
