@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process-wide settings that must stand in the environment before the kernels are loaded."""
+
+from __future__ import annotations
+
+import os
+
+# libgomp reads these once, when it is loaded. Documented meaning (GNU libgomp manual, "Environment
+# Variables"): OMP_WAIT_POLICY=passive makes waiting threads sleep, active makes them spin;
+# GOMP_SPINCOUNT is the number of spins before sleeping and overrides the policy's default (300,000 when
+# neither is set, 30 billion when active, 0 when passive). A spin is a pause instruction: 10,000 of them are
+# some tens of microseconds on the cores we know, which bridges the gap between two parallel regions of one
+# decoding step and then lets the core go, so that the event loop gets its turn on a two-core machine.
+# OMP_PROC_BIND=false lets the kernel scheduler move threads; binding is done by name, not by accident.
+# numpy's OpenBLAS has its own pool, which we never use: one thread keeps it from being started.
+_OPENMP_DEFAULTS = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "10000",
+    "OMP_PROC_BIND": "false",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+def set_openmp_environment() -> None:
+    """Put the defaults into `os.environ`; a value the user has set is kept.
+
+    Must run before numpy or a kernel module is imported. libgomp reads its variables in a constructor, with
+    getenv, and CPython's `os.environ` writes through to the C environment.
+    """
+    for name, value in _OPENMP_DEFAULTS.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/chat/completions: from a validated call to JSON or to a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from cecilia.engine.job import Delta, Finished, Prefill, Prompt
+from cecilia.errors import CeciliaError
+from server import log, sse
+from server.clock import Clock, Timer
+from server.errors import from_engine, internal_error
+from server.gate import Gate, Ticket
+from server.http.exchange import Exchange
+from server.http.responses import json_response
+from server.openai.objects import Completion
+from server.openai.validate import ChatCall, parse_chat, parse_json
+from server.worker import Engine, Job, Worker
+
+# Proxies cut silent streams, the strictest we know of at 50 s; the promise is one comment per 15 s.
+COMMENT_SECONDS = 15.0
+# After a half-close a peer that is gone answers our first bytes with a reset, which the next bytes meet.
+PROBE_SECONDS = (0.05, 0.25, 1.0)
+# Parsing more than this leaves the event loop, so that /health keeps answering.
+INLINE_BODY = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatService:
+    """What a chat request needs of the process."""
+
+    worker: Worker
+    gate: Gate
+    clock: Clock
+    parsing: Executor
+    model_id: str
+    wall_clock: Callable[[], float] = time.time
+
+
+async def chat_completions(service: ChatService, exchange: Exchange) -> None:
+    """Serve one request. Every check is made before the first byte of a stream."""
+    service.gate.require_open()
+    engine = service.worker.loaded.result()
+    call = await _parse(service, exchange.request.body, engine)
+    ticket = service.gate.enter()
+    try:
+        job = service.worker.submit(call.engine, ticket.release)
+    except BaseException:
+        ticket.release()
+        raise
+    try:
+        await _run(service, exchange, engine, call, job, ticket)
+    finally:
+        # Whatever ended this request ends its job; the slot is free once the engine has let go.
+        job.cancel()
+
+
+async def _parse(service: ChatService, body: bytes, engine: Engine) -> ChatCall:
+    if len(body) <= INLINE_BODY:
+        return parse_chat(parse_json(body), defaults=engine.defaults)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(
+        service.parsing, lambda: parse_chat(parse_json(body), defaults=engine.defaults)
+    )
+
+
+async def _run(
+    service: ChatService, exchange: Exchange, engine: Engine, call: ChatCall, job: Job, ticket: Ticket
+) -> None:
+    completion = Completion(
+        id=f"chatcmpl-{secrets.token_hex(12)}",
+        created=int(service.wall_clock()),
+        model=service.model_id,
+        fingerprint=_fingerprint(engine),
+        include_usage=call.include_usage,
+    )
+    exchange.extra_headers = (*exchange.extra_headers, ("X-Cecilia-Generation-Id", completion.id))
+    try:
+        prompt = await job.prepared()
+    except CeciliaError as error:
+        raise from_engine(error) from error
+    ticket.prompt_left = len(prompt.tokens) - prompt.cached_tokens
+    ticket.limit = prompt.max_tokens
+    if call.stream:
+        finished = await _Stream(service, exchange, completion, job, ticket).run(call, prompt)
+    else:
+        finished = await _whole(exchange, completion, job, ticket, call)
+    if finished is not None:
+        service.gate.observe(finished)
+        _log(completion, finished)
+
+
+async def _whole(
+    exchange: Exchange, completion: Completion, job: Job, ticket: Ticket, call: ChatCall
+) -> Finished:
+    content: list[str] = []
+    reasoning: list[str] = []
+    try:
+        while not isinstance(events := await job.events(), Finished):
+            for event in events:
+                _follow(ticket, event)
+                if isinstance(event, Delta):
+                    content.append(event.content)
+                    reasoning.append(event.reasoning)
+    except CeciliaError as error:
+        raise from_engine(error) from error
+    answer = completion.whole("".join(content), "".join(reasoning), events, extra=_extra(call, events))
+    exchange.send(json_response(answer))
+    return events
+
+
+class _Stream:
+    """One streamed answer: chunks as they come, comments when nothing comes."""
+
+    def __init__(
+        self, service: ChatService, exchange: Exchange, completion: Completion, job: Job, ticket: Ticket
+    ) -> None:
+        self._clock = service.clock
+        self._exchange = exchange
+        self._completion = completion
+        self._job = job
+        self._ticket = ticket
+        self._last_write = 0.0
+        self._progress = "waiting"
+        self._timers: dict[str, Timer] = {}
+
+    async def run(self, call: ChatCall, prompt: Prompt) -> Finished | None:
+        """Stream to the end; None when an error ended it (it has been sent)."""
+        self._exchange.start_stream(sse.HEADERS)
+        self._send(sse.data(self._completion.role_chunk()))
+        self._progress = f"prefill 0/{len(prompt.tokens)}"
+        self._exchange.on_half_close = self._probe
+        if self._exchange.half_closed:
+            self._probe()
+        self._arm_comment()
+        try:
+            finished = await self._deltas()
+            tail = [
+                sse.data(chunk)
+                for chunk in self._completion.last_chunks(finished, extra=_extra(call, finished))
+            ]
+            self._send(b"".join([*tail, sse.DONE]))
+            self._exchange.finish()
+            return finished
+        except CeciliaError as error:
+            self._send(sse.data(from_engine(error).as_dict()))
+        except Exception:  # noqa: BLE001 - the status line is long gone: the client learns of it in the stream
+            log.exception("request_failed", request=self._exchange.request_id)
+            self._send(sse.data(internal_error(self._exchange.request_id).as_dict()))
+        finally:
+            self._exchange.on_half_close = None
+            for timer in self._timers.values():
+                timer.cancel()
+        self._exchange.finish()
+        return None
+
+    async def _deltas(self) -> Finished:
+        while not isinstance(events := await self._job.events(), Finished):
+            chunks = []
+            for event in events:
+                _follow(self._ticket, event)
+                if isinstance(event, Prefill):
+                    self._progress = f"prefill {event.done}/{event.total}"
+                    continue
+                self._progress = f"generated {event.tokens}"
+                chunk = self._completion.delta_chunk(event.content, event.reasoning)
+                if chunk is not None:
+                    chunks.append(sse.data(chunk))
+            if chunks:
+                self._send(b"".join(chunks))
+                await self._exchange.drained()
+        return events
+
+    def _send(self, data: bytes) -> None:
+        self._last_write = self._clock.time()
+        self._exchange.write(data)
+
+    def _arm_comment(self) -> None:
+        """Comments are due by the last byte sent, so a stream that talks has none."""
+        delay = self._last_write + COMMENT_SECONDS - self._clock.time()
+        self._timers["comment"] = self._clock.call_later(max(delay, 0.0), self._comment_if_silent)
+
+    def _comment_if_silent(self) -> None:
+        if self._clock.time() - self._last_write >= COMMENT_SECONDS:
+            self._send(sse.comment(self._progress))
+        self._arm_comment()
+
+    def _probe(self) -> None:
+        """The peer ended its sending: find out by writing whether it still reads."""
+        self._send(sse.comment(self._progress))
+        for delay in PROBE_SECONDS:
+            self._timers[f"probe {delay}"] = self._clock.call_later(
+                delay, lambda: self._send(sse.comment(self._progress))
+            )
+
+
+def _follow(ticket: Ticket, event: Prefill | Delta) -> None:
+    """Keep the gate's picture of the work that is left."""
+    if isinstance(event, Prefill):
+        ticket.prompt_left = event.total - event.done
+    else:
+        ticket.prompt_left = 0
+        ticket.produced = event.tokens
+
+
+def _fingerprint(engine: Engine) -> str:
+    """Model, arithmetic and instruction set: whatever may change an answer changes this."""
+    info = engine.info
+    return f"fp_{str(info['digest'])[:12]}_{info['profile']}_{info['isa']}"
+
+
+def _extra(call: ChatCall, finished: Finished) -> dict[str, object]:
+    return {"cause": finished.cause, "seed": call.seed}
+
+
+def _log(completion: Completion, finished: Finished) -> None:
+    counts, spent = finished.usage, finished.timings
+    log.info(
+        "generation",
+        id=completion.id,
+        prompt=counts.prompt_tokens,
+        cached=counts.cached_tokens,
+        completion=counts.completion_tokens,
+        prompt_ms=spent.prompt_ms,
+        predicted_ms=spent.predicted_ms,
+        cause=finished.cause,
+    )

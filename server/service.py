@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of the process: bind, load, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from server import listen, log
+from server.app import App
+from server.config import Config
+from server.gate import Gate, Phase
+from server.http.connection import Connection
+from server.openai.chat import ChatService
+from server.origin import OriginPolicy, is_loopback
+from server.pages import load_page
+from server.worker import Engine, Worker
+
+DRAIN_SECONDS = 10.0
+ENGINE_STOP_SECONDS = 5.0
+
+Progress = Callable[[float], None]
+Load = Callable[[Config, Progress], Engine]
+
+
+def run(config: Config, load: Load) -> None:
+    """Serve until a signal; raises CeciliaError when it cannot. `load` is called on the engine thread."""
+    sockets = listen.bind(config.host, config.port)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(Service(config, sockets), load))
+
+
+async def _serve(service: Service, load: Load) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, service.stop)
+    await service.run(load)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform: asyncio's own loop does the same, slower
+        return None
+    return uvloop.new_event_loop
+
+
+class Service:
+    """One running server."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
+        self._config = config
+        self._sockets = sockets
+        self._connections: set[Connection] = set()
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """http://host:port"""
+        return listen.url(self._sockets)
+
+    async def run(self, load: Load) -> None:
+        """Serve until told to stop; raises what loading raised."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        worker, gate = Worker(loop), Gate(loop.time)
+        parsing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cecilia-parse")
+        service = ChatService(worker, gate, loop, parsing, self.model_id)
+        app = App(service, policy=self._policy(), chat_page=load_page("chat.html"))
+        servers = [
+            await loop.create_server(lambda: self._connection(app, loop), sock=opened)
+            for opened in self._sockets
+        ]
+        progress = _Progress(app, loop)
+        worker.start(lambda: load(self._config, progress))
+        try:
+            await self._until_loaded(worker)
+            if worker.loaded.done():
+                gate.phase = Phase.OPEN
+                self._announce(worker.loaded.result(), loop.time() - started)
+                self.ready.set()
+                await self._stopping.wait()
+        finally:
+            gate.phase = Phase.CLOSING
+            for server in servers:
+                server.close()
+            await self._drain()
+            stopped = worker.stop(ENGINE_STOP_SECONDS)
+            parsing.shutdown(wait=stopped, cancel_futures=True)
+            log.info("service_stopped", clean=stopped)
+
+    @property
+    def model_id(self) -> str:
+        """The name in the API."""
+        return self._config.model_id or Path(self._config.model).stem
+
+    def stop(self) -> None:
+        """First call: let the answer in work end. Second call: now."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        else:
+            log.info("service_stopping", busy=sum(connection.busy for connection in self._connections))
+            self._stopping.set()
+
+    def _connection(self, app: App, loop: asyncio.AbstractEventLoop) -> Connection:
+        return Connection(app.handle, clock=loop, open_connections=self._connections)
+
+    def _policy(self) -> OriginPolicy:
+        local = all(is_loopback(opened.getsockname()[0]) for opened in self._sockets)
+        if not local:
+            log.warning(
+                "open_to_network", address=self.address, hint="anyone who reaches this port may use it"
+            )
+        return OriginPolicy(loopback_only=local)
+
+    async def _until_loaded(self, worker: Worker) -> None:
+        """Wait for the engine, or for a signal; raises what loading raised."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        waited: set[asyncio.Future[Any]] = {worker.loaded, stopping}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if worker.loaded.done():
+            worker.loaded.result()
+
+    def _announce(self, engine: Engine, seconds: float) -> None:
+        info = engine.info
+        log.info(
+            "service_ready",
+            address=self.address,
+            model=self.model_id,
+            weights=info["weights"],
+            context=engine.context,
+            threads=info["threads"],
+            profile=info["profile"],
+            isa=info["isa"],
+            seconds=seconds,
+        )
+
+    async def _drain(self) -> None:
+        """Idle connections close at once, busy ones after their answer, all of them after a while."""
+        for connection in list(self._connections):
+            connection.drain()
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self._connections and not hurry.done() and time.monotonic() < deadline:
+            await asyncio.wait({hurry}, timeout=0.05)
+        hurry.cancel()
+        for connection in list(self._connections):
+            connection.abort()
+
+
+class _Progress:
+    """Loading progress, called on the engine thread: to /health, and one log line per tenth."""
+
+    def __init__(self, app: App, loop: asyncio.AbstractEventLoop) -> None:
+        self._app = app
+        self._loop = loop
+        self._told = 0
+
+    def __call__(self, share: float) -> None:
+        self._app.progress = share  # one attribute, one writer: no lock needed
+        tenth = int(share * 10)
+        if tenth > self._told:
+            self._told = tenth
+            log.info("loading", percent=tenth * 10)

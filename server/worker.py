@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine thread, and the way of a job's events from it to the event loop.
+
+One OS thread does everything that touches the engine: load, prepare, generate, close. A job's events wait in
+a bounded queue; the loop is woken at most once per step, and a full queue holds the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt
+from cecilia.errors import RequestError
+
+# Steps that may be computed ahead of a slow reader. Its output buffer is bounded besides.
+QUEUE_STEPS = 64
+
+
+class Engine(Protocol):
+    """What the server uses of an engine; every call is made on the engine thread."""
+
+    @property
+    def info(self) -> dict[str, object]:
+        """id, architecture, weights, context, profile, threads, isa, digest, quantisation."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of the window."""
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """Sampling defaults of the model: temperature, top_p, top_k."""
+
+    def prepare(self, request: ChatRequest) -> Prompt:
+        """Template and tokenise; raises RequestError."""
+
+    def generate(
+        self, prompt: Prompt, emit: Callable[[Event], None], cancelled: Callable[[], bool]
+    ) -> Finished:
+        """Run to the end, or until `cancelled()`."""
+
+    def close(self) -> None:
+        """Give the model back."""
+
+
+class Job:
+    """One request on its way through the engine. The loop's side: `prepared`, `events`, `cancel`."""
+
+    def __init__(
+        self, request: ChatRequest, loop: asyncio.AbstractEventLoop, on_done: Callable[[], None]
+    ) -> None:
+        self.request = request
+        self._loop = loop
+        self._on_done = on_done
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._pending: deque[Event] = deque()
+        self._wake_due = False
+        self._ended = False
+        self._cancelled = False
+        self._prompt: Prompt | None = None
+        self._finished: Finished | None = None
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._done = False
+
+    # -- on the loop --------------------------------------------------------------------------------------
+
+    async def prepared(self) -> Prompt:
+        """The prompt, once the engine has accepted it; raises what `prepare` raised."""
+        while True:
+            self._news.clear()
+            with self._lock:
+                prompt, error = self._prompt, self._error
+            if prompt is not None:
+                return prompt
+            if error is not None:
+                raise error
+            await self._news.wait()
+
+    async def events(self) -> list[Event] | Finished:
+        """The events since the last call, at least one; after the last of them the result.
+
+        Raises what `generate` raised.
+        """
+        while True:
+            self._news.clear()
+            with self._lock:
+                events = list(self._pending)
+                self._pending.clear()
+                self._room.notify()
+                ended = self._ended
+            if events:
+                if ended:
+                    self._news.set()
+                return events
+            if ended:
+                if self._error is not None:
+                    raise self._error
+                assert self._finished is not None
+                return self._finished
+            await self._news.wait()
+
+    def cancel(self) -> None:
+        """Make the engine end this job at its next step or prefill chunk."""
+        with self._lock:
+            self._cancelled = True
+            self._room.notify()
+
+    def _on_news(self) -> None:
+        with self._lock:
+            self._wake_due = False
+            ended = self._ended
+        self._news.set()
+        if ended and not self._done:
+            self._done = True
+            self._on_done()
+
+    # -- on the engine thread -----------------------------------------------------------------------------
+
+    def run(self, engine: Engine) -> None:
+        """Prepare and generate; never raises."""
+        try:
+            if not self._cancelled:
+                prompt = engine.prepare(self.request)
+                with self._lock:
+                    self._prompt = prompt
+                    self._announce()
+                self._end(engine.generate(prompt, self._emit, self._is_cancelled), None)
+            else:
+                self._end(None, RequestError("cancelled", "cancelled before it began"))
+        except Exception as error:  # noqa: BLE001 - handed to the request; the engine thread outlives it
+            self._end(None, error)
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled
+
+    def _emit(self, event: Event) -> None:
+        with self._lock:
+            if isinstance(event, Prefill) and self._pending and isinstance(self._pending[-1], Prefill):
+                self._pending[-1] = event  # progress: only the newest matters
+            else:
+                while len(self._pending) >= QUEUE_STEPS and not self._cancelled:
+                    self._room.wait()
+                if self._cancelled:
+                    return
+                self._pending.append(event)
+            self._announce()
+
+    def _end(self, finished: Finished | None, error: Exception | None) -> None:
+        with self._lock:
+            self._finished, self._error, self._ended = finished, error, True
+            self._announce()
+
+    def _announce(self) -> None:
+        """Wake the loop, unless a wake-up is on its way already. The lock is held."""
+        if not self._wake_due:
+            self._wake_due = True
+            self._loop.call_soon_threadsafe(self._on_news)
+
+
+class Worker:
+    """Owns the engine thread. `loaded` is set once the engine is there; its exception tells why it is not."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._job: Job | None = None
+        self.loaded: asyncio.Future[Engine] = loop.create_future()
+
+    def start(self, load: Callable[[], Engine]) -> None:
+        """Start the thread; `load` runs on it."""
+        # A daemon: a load that hangs in the kernel must not keep a process alive that was told to end.
+        self._thread = threading.Thread(target=self._main, args=(load,), name="cecilia-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: ChatRequest, on_done: Callable[[], None]) -> Job:
+        """Queue a job. `on_done` is called on the loop exactly once, when the engine has let go of it."""
+        job = Job(request, self._loop, on_done)
+        self._job = job
+        self._inbox.put(job)
+        return job
+
+    def stop(self, timeout: float) -> bool:
+        """Cancel what runs, close the engine, end the thread; False when it did not end in time."""
+        if self._thread is None:
+            return True
+        if self._job is not None:
+            self._job.cancel()
+        self._inbox.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _main(self, load: Callable[[], Engine]) -> None:
+        try:
+            engine = load()
+        except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process with its code
+            self._loop.call_soon_threadsafe(_settle, self.loaded, None, error)
+            return
+        self._loop.call_soon_threadsafe(_settle, self.loaded, engine, None)
+        while (job := self._inbox.get()) is not None:
+            job.run(engine)
+        engine.close()
+
+
+def _settle(future: asyncio.Future[Engine], engine: Engine | None, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    elif engine is not None:
+        future.set_result(engine)
+
+
+__all__ = ["Delta", "Engine", "Event", "Finished", "Job", "Prefill", "Prompt", "Worker"]
