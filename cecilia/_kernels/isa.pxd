@@ -46,6 +46,8 @@ cdef extern from "c/table.h" nogil:
         void (*swiglu)(const float *g, const float *u, int64_t n, float *y) noexcept nogil
         void (*rope)(float *x, const float *cos, const float *sin, int64_t half) noexcept nogil
 
+    const int CEC_HEAD_MAX
+
     ctypedef struct cec_attention_ops:
         void (**store_k)(const float *x, int64_t D, void *part, int slot) noexcept nogil
         void (**store_v)(const float *x, int64_t D, void *part, int slot) noexcept nogil

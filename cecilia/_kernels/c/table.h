@@ -51,6 +51,8 @@ typedef struct {
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half);
 } cec_pointwise_ops;
 
+enum { CEC_HEAD_MAX = 256 }; /* the widest head, D, of attention */
+
 /* Attention: a query row is one head of one token. Rows of one KV head are contiguous, row = t * G + g, G query
  * heads sharing the KV head. `part` formulas and layouts: cec_kv_part_bytes in blocks.h. */
 typedef struct {

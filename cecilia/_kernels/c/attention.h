@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What attention is made of besides its dot products: quantising and storing rows, the softmax of one page, merging.
+ * Every instruction set compiles this same source under its own target and gives cec_partial_* its own dot products.
+ * The order of operations is written out and nothing is fused, so the int8 recipe has the same bytes everywhere. */
+#ifndef CECILIA_ATTENTION_H
+#define CECILIA_ATTENTION_H
+
+#include <math.h>
+#include <string.h>
+
+#include "exp.h"
+#include "lanes.h"
+#include "table.h"
+
+#define CEC_INLINE static inline __attribute__((always_inline))
+
+enum { CEC_ROWS = 6 }; /* query rows that share a load of K or V: 6 x 4 accumulators of 16 lanes fit 32 registers */
+
+/* ---- rows into pages ---- */
+
+/* Quantise x [D] to q [D]; returns the scale max|x| / 127. A row with a NaN or infinity gets a NaN scale. */
+static inline float cec_quantize_row(const float *x, int64_t D, int8_t *q) {
+    int32_t bits = 0; /* magnitudes compared as bits: NaN > inf > numbers */
+    for (int64_t i = 0; i < D; i++) {
+        const int32_t magnitude = (int32_t)(cec_f32_bits(x[i]) & 0x7fffffffu);
+        bits = magnitude > bits ? magnitude : bits;
+    }
+    const float scale = bits < 0x7f800000 ? cec_bits_f32((uint32_t)bits) / 127 : NAN;
+    if (!(scale > 0)) {
+        memset(q, 0, (size_t)D);
+        return scale;
+    }
+    for (int64_t i = 0; i < D; i++) {
+        /* Adding 1.5 * 2^23 rounds half to even. Only a subnormal scale lets a quotient pass 127. */
+        const int32_t v = (int32_t)cec_f32_bits(x[i] / scale + 0x1.8p23f) - 0x4b400000;
+        q[i] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v);
+    }
+    return scale;
+}
+
+static void store_k_f32(const float *x, int64_t D, void *part, int slot) {
+    for (int64_t d = 0; d < D; d++) ((float *)part)[d * CEC_PAGE + slot] = x[d];
+}
+
+static void store_v_f32(const float *x, int64_t D, void *part, int slot) {
+    memcpy((float *)part + slot * D, x, (size_t)D * sizeof *x);
+}
+
+static void store_k_bf16(const float *x, int64_t D, void *part, int slot) {
+    for (int64_t d = 0; d < D; d++) ((uint16_t *)part)[d * CEC_PAGE + slot] = cec_f32_bf16(x[d]);
+}
+
+static void store_v_bf16(const float *x, int64_t D, void *part, int slot) {
+    for (int64_t d = 0; d < D; d++) ((uint16_t *)part)[slot * D + d] = cec_f32_bf16(x[d]);
+}
+
+/* The 64 scales behind the quants of an int8 part. */
+static inline float *cec_part_scales(const void *part, int64_t D) {
+    return (float *)((uintptr_t)part + (uintptr_t)(CEC_PAGE * D));
+}
+
+static void store_k_int8(const float *x, int64_t D, void *part, int slot) {
+    int8_t q[CEC_HEAD_MAX];
+    cec_part_scales(part, D)[slot] = cec_quantize_row(x, D, q);
+    for (int64_t d = 0; d < D; d += 4) memcpy((int8_t *)part + d * CEC_PAGE + slot * 4, q + d, 4);
+}
+
+static void store_v_int8(const float *x, int64_t D, void *part, int slot) {
+    int8_t q[CEC_HEAD_MAX], *to = (int8_t *)part + slot / 4 * 4 * D + slot % 4;
+    cec_part_scales(part, D)[slot] = cec_quantize_row(x, D, q);
+    for (int64_t d = 0; d < D; d++) to[d * 4] = q[d];
+}
+
+/* ---- one page of one row ---- */
+
+/* Scores s [64] become weights exp(s - m); positions from `valid` on are ignored whatever they hold, weight 0. */
+CEC_INLINE void cec_softmax(float s[CEC_PAGE], int valid, float *m, float *l) {
+    if (valid == 0) {
+        memset(s, 0, CEC_PAGE * sizeof *s);
+        *m = -INFINITY;
+        *l = 0;
+        return;
+    }
+    for (int p = 0; p < CEC_PAGE; p++) s[p] = p < valid ? s[p] : -INFINITY;
+    const float top = cec_max64(s);
+    for (int p = 0; p < CEC_PAGE; p++) s[p] = cec_exp(s[p] - top);
+    *m = top;
+    *l = cec_sum64(s);
+}
+
+/* Write e[p] * scales[p] as integers 0..16383 = 128 hi + lo, relative to the largest; returns the value of one step.
+ * A page whose weighted scales all stay below 2^-100 counts as zeros. */
+CEC_INLINE float cec_split_weights(const float e[CEC_PAGE], const float *scales, int valid, uint8_t hi[CEC_PAGE],
+                                   uint8_t lo[CEC_PAGE]) {
+    float w[CEC_PAGE];
+    int32_t bits = 0;
+    for (int p = 0; p < CEC_PAGE; p++) {
+        w[p] = p < valid ? e[p] * scales[p] : 0;
+        const int32_t magnitude = (int32_t)(cec_f32_bits(w[p]) & 0x7fffffffu);
+        bits = magnitude > bits ? magnitude : bits;
+    }
+    const float top = cec_bits_f32((uint32_t)bits), steps = 16383;
+    if (top < 0x1p-100f) {
+        memset(hi, 0, CEC_PAGE);
+        memset(lo, 0, CEC_PAGE);
+        return 0;
+    }
+    const float inverse = steps / top;
+    for (int p = 0; p < CEC_PAGE; p++) {
+        const uint32_t u = cec_f32_bits(w[p] * inverse + 0x1p23f); /* rounds half to even, integer in the low bits */
+        hi[p] = (uint8_t)(u >> 7 & 127);
+        lo[p] = (uint8_t)(u & 127);
+    }
+    return top / steps;
+}
+
+/* ---- one page of many rows, over the dot products of an instruction set; n is 1..CEC_ROWS in these ---- */
+
+/* s[r][p] = sum over d of q[r][d] K[d][p], all 64 positions. */
+typedef void (*cec_int_scores)(const int8_t *q, int n, int64_t D, const int8_t *k, int32_t s[][CEC_PAGE]);
+typedef void (*cec_float_scores)(const float *q, int n, int64_t D, const void *k, float s[][CEC_PAGE]);
+
+/* o[r][d] = sum over the first 4 * groups positions of (128 hi[r][p] + lo[r][p]) V[p][d]. */
+typedef void (*cec_int_values)(const uint8_t hi[][CEC_PAGE], const uint8_t lo[][CEC_PAGE], int n, int64_t D,
+                               const int8_t *v, int groups, int32_t *o);
+
+/* o[r][d] += e[r][p] V[p][d] for p0 <= p < p1, in that order. */
+typedef void (*cec_float_values)(const float e[][CEC_PAGE], int n, int64_t D, const void *v, int p0, int p1, float *o);
+
+CEC_INLINE void cec_partial_int8(cec_int_scores scores, cec_int_values values, const int8_t *q, const float *qd,
+                                 int64_t n, const void *kpart, const void *vpart, int64_t D, const int32_t *valid,
+                                 float *m, float *l, float *o) {
+    const float *kd = cec_part_scales(kpart, D), *vd = cec_part_scales(vpart, D);
+    int32_t sums[CEC_ROWS][CEC_PAGE], dots[CEC_ROWS * CEC_HEAD_MAX];
+    uint8_t hi[CEC_ROWS][CEC_PAGE], lo[CEC_ROWS][CEC_PAGE];
+    float step[CEC_ROWS], e[CEC_PAGE];
+    for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
+        const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
+        int last = 0;
+        scores(q + r0 * D, rows, D, kpart, sums);
+        for (int r = 0; r < rows; r++) {
+            const int count = valid[r0 + r];
+            for (int p = 0; p < CEC_PAGE; p++) e[p] = (float)sums[r][p] * (qd[r0 + r] * kd[p]);
+            cec_softmax(e, count, &m[r0 + r], &l[r0 + r]);
+            step[r] = cec_split_weights(e, vd, count, hi[r], lo[r]);
+            last = count > last ? count : last;
+        }
+        values((const uint8_t(*)[CEC_PAGE])hi, (const uint8_t(*)[CEC_PAGE])lo, rows, D, vpart, (last + 3) / 4, dots);
+        for (int r = 0; r < rows; r++)
+            for (int64_t d = 0; d < D; d++) o[(r0 + r) * D + d] = step[r] * (float)dots[r * D + d];
+    }
+}
+
+CEC_INLINE void cec_partial_float(cec_float_scores scores, cec_float_values values, const float *q, int64_t n,
+                                  const void *kpart, const void *vpart, int64_t D, const int32_t *valid, float *m,
+                                  float *l, float *o) {
+    float e[CEC_ROWS][CEC_PAGE];
+    memset(o, 0, (size_t)(n * D) * sizeof *o);
+    for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
+        const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
+        int common = CEC_PAGE; /* positions that count for every row; the rest is each row's own */
+        scores(q + r0 * D, rows, D, kpart, e);
+        for (int r = 0; r < rows; r++) {
+            cec_softmax(e[r], valid[r0 + r], &m[r0 + r], &l[r0 + r]);
+            common = valid[r0 + r] < common ? valid[r0 + r] : common;
+        }
+        values((const float(*)[CEC_PAGE])e, rows, D, vpart, 0, common, o + r0 * D);
+        for (int r = 0; r < rows; r++)
+            if (common < valid[r0 + r])
+                values((const float(*)[CEC_PAGE])&e[r], 1, D, vpart, common, valid[r0 + r], o + (r0 + r) * D);
+    }
+}
+
+/* ---- pages of one row ---- */
+
+static void merge(float *restrict M, float *restrict L, float *restrict O, float m, float l, const float *restrict o,
+                  int64_t D) {
+    if (m == -INFINITY && l == 0) return; /* no position counted: exp(m - M) would be NaN at the start */
+    const float top = cec_larger(m, *M), old = cec_exp(*M - top), new = cec_exp(m - top);
+    for (int64_t d = 0; d < D; d++) O[d] = O[d] * old + o[d] * new;
+    *L = *L * old + l * new;
+    *M = top;
+}
+
+#endif
