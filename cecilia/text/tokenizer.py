@@ -115,7 +115,9 @@ def _parse(json_bytes: bytes) -> dict[str, Any]:
     model = spec.get("model") if isinstance(spec, dict) else None
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
-        raise ModelFileError("unsupported_tokenizer", f"tokenizer model {kind!r} is not supported, only 'BPE'")
+        raise ModelFileError(
+            "unsupported_tokenizer", f"tokenizer model {kind!r} is not supported, only 'BPE'"
+        )
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
         raise ModelFileError("bad_tokenizer", "tokenizer.json has no vocab or no merges")
     _build(spec)  # the library checks all the rest before we look closer
@@ -188,7 +190,9 @@ def _gpt2_alphabet() -> dict[str, int]:
     """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {chr(256 + n): value for n, value in enumerate(others)}
+    return {chr(value): value for value in printable} | {
+        chr(256 + n): value for n, value in enumerate(others)
+    }
 
 
 _BYTE_OF = _gpt2_alphabet()
