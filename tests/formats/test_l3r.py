@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,8 +204,8 @@ def test_data_that_does_not_follow_the_plan_is_refused(tmp_path: Path, name: str
     assert list(tmp_path.iterdir()) == []
 
 
-def tensor(name: str = "a", fmt: str = "f32", rank: int = 2, rows: int = 1, cols: int = 1, layer: int = -1, align: int = 64):  # fmt: skip  # noqa: E501
-    return PlannedTensor(name, fmt, rank, rows, cols, layer, align)
+def tensor(name: str = "a", **changes: Any) -> PlannedTensor:
+    return replace(PlannedTensor(name, "f32", 2, 1, 1, -1), **changes)
 
 
 BAD_PLANS = {
@@ -213,12 +215,12 @@ BAD_PLANS = {
     "long name": [tensor("é" * 128)],
     "control character": [tensor("a\nb")],
     "surrogate": [tensor("\ud800")],
-    "format": [tensor(fmt="q3")],
+    "format": [tensor(format="q3")],
     "no rows": [tensor(rows=0)],
     "no columns": [tensor(cols=0)],
     "many rows": [tensor(rows=1 << 31)],
     "rank": [tensor(rank=3)],
-    "block": [tensor(fmt="q8_32", cols=33)],
+    "block": [tensor(format="q8_32", cols=33)],
     "layer below": [tensor(layer=-2)],
     "layer above": [tensor(layer=65536)],
     "small align": [tensor(align=32)],
