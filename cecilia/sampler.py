@@ -17,9 +17,9 @@ _MASK32 = 0xFFFF_FFFF
 class SamplingParams:
     """How a token is chosen.
 
-    `temperature` >= 0, `top_k` >= 0 (0: off), 0 <= `top_p` <= 1 (1: off); `seed` any 64-bit integer, signed or not.
-    Temperature 0, top_k 1 and top_p 0 each mean greedy: the largest logit, the lowest id among equals.
-    Otherwise top_k is applied to the logits first, then top_p to what is left.
+    `temperature` >= 0, `top_k` >= 0 (0: off), 0 <= `top_p` <= 1 (1: off); `seed` any 64-bit integer, signed
+    or not. Temperature 0, top_k 1 and top_p 0 each mean greedy: the largest logit, the lowest id among
+    equals. Otherwise top_k is applied to the logits first, then top_p to what is left.
     """
 
     temperature: float = 0.0
@@ -35,8 +35,8 @@ class SamplingParams:
 class Sampler:
     """The sampler of one generation.
 
-    The n-th draw uses the n-th number of the seed's sequence and nothing else, so `step`, the number of draws made,
-    is its whole state: setting it resumes a generation. Greedy sampling draws nothing.
+    The n-th draw uses the n-th number of the seed's sequence and nothing else, so `step`, the number of draws
+    made, is its whole state: setting it resumes a generation. Greedy sampling draws nothing.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -56,9 +56,7 @@ class Sampler:
         if self._ids.size != logits.size:
             self._ids = np.empty(logits.size, np.int32)
             self._weights = np.empty(logits.size, np.float32)
-        kept = sampling.keep(
-            logits, params.temperature, params.top_k, params.top_p, self._ids, self._weights
-        )
+        kept = sampling.keep(logits, params.temperature, params.top_k, params.top_p, self._ids, self._weights)
         token = int(self._ids[sampling.draw(self._weights, kept, uniform(params.seed, self.step))])
         self.step += 1
         return token

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-from typing_extensions import Buffer
+import numpy as np
+import numpy.typing as npt
 
-def argmax(logits: Buffer) -> int: ...
+def argmax(logits: npt.NDArray[np.float32]) -> int: ...
 def keep(
-    logits: Buffer, temperature: float, top_k: int, top_p: float, ids: Buffer, weights: Buffer
+    logits: npt.NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    ids: npt.NDArray[np.int32],
+    weights: npt.NDArray[np.float32],
 ) -> int: ...
-def draw(weights: Buffer, count: int, u: float) -> int: ...
+def draw(weights: npt.NDArray[np.float32], count: int, u: float) -> int: ...

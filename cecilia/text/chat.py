@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat messages to prompt tokens, by the template in the model file.
 
-Provenance decides what is a control token: the template's own characters are read with control tokens recognised,
-those of messages and other request values never are (see masked.py for how the two are told apart). Between two
-control tokens, plain text of the template and of users is tokenised as one run, so harmless messages get exactly
-the tokens they would get from encoding the rendered text as a whole.
+Provenance decides what is a control token: the template's own characters are read with control tokens
+recognised, those of messages and other request values never are (see masked.py for how the two are told
+apart). Between two control tokens, plain text of the template and of users is tokenised as one run, so
+harmless messages get exactly the tokens they would get from encoding the rendered text as a whole.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Segment:
 class ChatTemplate:
     """A Jinja chat template.
 
-    `special_tokens` are trusted names for the template, such as {"bos_token": "<s>"}. `clock` (seconds, monotonic)
-    and `now` are for tests. Raises ModelFileError `bad_template` for a source that is too long, does not parse, or
-    uses private code points.
+    `special_tokens` are trusted names for the template, such as {"bos_token": "<s>"}. `clock` (seconds,
+    monotonic) and `now` are for tests. Raises ModelFileError `bad_template` for a source that is too long,
+    does not parse, or uses private code points.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _strftime_now(self, pattern: str) -> str:
-        """The date as of midnight UTC: a prompt that changed by the second could never be reused from the cache."""
+        """The date, at midnight UTC: a prompt that changed by the second could not be reused."""
         return self._now().replace(hour=0, minute=0, second=0, microsecond=0).strftime(str(pattern))
 
 
 def normalise(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as templates expect them.
 
-    `developer` is `system`; system messages before the first other one are joined into one by blank lines; a later
-    system message stays where it is. Absent content is "". Raises RequestError for a message that is not an object
-    with a known role, naming its index.
+    `developer` is `system`; system messages before the first other one are joined into one by blank lines; a
+    later system message stays where it is. Absent content is "". Raises RequestError for a message that is
+    not an object with a known role, naming its index.
     """
     joined: list[dict[str, Any]] = []
     for index, message in enumerate(messages):

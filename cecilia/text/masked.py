@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strings that remember, through anything a template does to them, which characters a user supplied.
 
-Each distinct character of user-supplied strings is replaced, one for one, by a code point of the private planes 15
-and 16 (the cover). Template text holds none of these, so in the rendered output a covered character is a user's and
-any other is the template's, whatever route it took. User text is covered as a whole, private code points included,
-so it cannot spell a cover. `MaskedStr` makes covered text behave like the text it stands for: comparisons, searches,
-strip and split see the plain characters and return covered pieces. What a template does past these methods, in C
-code of the interpreter, sees covers only: it may read oddly, but cannot turn user text into template text.
+Each distinct character of user-supplied strings is replaced, one for one, by a code point of the private
+planes 15 and 16 (the cover). Template text holds none of these, so in the rendered output a covered character
+is a user's and any other is the template's, whatever route it took. User text is covered as a whole, private
+code points included, so it cannot spell a cover. `MaskedStr` makes covered text behave like the text it
+stands for: comparisons, searches, strip and split see the plain characters and return covered pieces. What a
+template does past these methods, in C code of the interpreter, sees covers only: it may read oddly, but
+cannot turn user text into template text.
 
-The one rule to keep when changing this file: nothing may return plain user characters as a `str`; answers of other
-types (bool, int) are free.
+The one rule to keep when changing this file: nothing may return plain user characters as a `str`; answers of
+other types (bool, int) are free.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Mask:
         self._plain: dict[int, int] = {}
 
     def cover(self, text: str) -> MaskedStr:
-        """Cover every character of a user's text. Raises RequestError when 131,072 different ones are exceeded."""
+        """Cover a user's text; RequestError `invalid_value` past 131,072 different characters."""
         for char in dict.fromkeys(text):
             if ord(char) not in self._covers:
                 code = _FIRST + len(self._covers)
@@ -108,22 +109,22 @@ class MaskedStr(str):
         return hash(self._text)
 
     def __eq__(self, other: object) -> bool:
-        return self._text == _plain(other)
+        return bool(self._text == _plain(other))
 
     def __ne__(self, other: object) -> bool:
-        return self._text != _plain(other)
+        return bool(self._text != _plain(other))
 
     def __lt__(self, other: str) -> bool:
-        return self._text < _plain(other)
+        return bool(self._text < _plain(other))
 
     def __le__(self, other: str) -> bool:
-        return self._text <= _plain(other)
+        return bool(self._text <= _plain(other))
 
     def __gt__(self, other: str) -> bool:
-        return self._text > _plain(other)
+        return bool(self._text > _plain(other))
 
     def __ge__(self, other: str) -> bool:
-        return self._text >= _plain(other)
+        return bool(self._text >= _plain(other))
 
     def __contains__(self, needle: object) -> bool:
         return isinstance(needle, str) and _plain(needle) in self._text
@@ -229,10 +230,25 @@ class MaskedStr(str):
         return MaskedStr("".join(mapped), self._mask)
 
 
-# What a template may call on a string: each either is overridden above or answers nothing but True, False or a number.
+# What a template may call on a string: each either is overridden above or answers nothing but True, False or
+# a number.
 STRING_METHODS = frozenset(
-    "startswith endswith find rfind index count strip lstrip rstrip removeprefix removesuffix split rsplit splitlines "
-    "replace join lower upper capitalize".split()
+    {
+        *(
+            "startswith",
+            "endswith",
+            "find",
+            "rfind",
+            "index",
+            "count",
+            "strip",
+            "lstrip",
+            "rstrip",
+            "split",
+            "rsplit",
+        ),
+        *("splitlines", "removeprefix", "removesuffix", "replace", "join", "lower", "upper", "capitalize"),
+    }
 )
 
 

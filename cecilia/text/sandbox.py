@@ -2,8 +2,8 @@
 """The Jinja environment chat templates run in: sandboxed, bounded in time and size, aware of masked text.
 
 It offers what transformers' `apply_chat_template` offers to templates (trimmed blocks, loop controls, the
-`generation` tag, `raise_exception`, `strftime_now`, `tojson`), and of Jinja's filters those that are known to keep
-covered characters covered. A template that needs another filter does not load.
+`generation` tag, `raise_exception`, `strftime_now`, `tojson`), and of Jinja's filters those that are known to
+keep covered characters covered. A template that needs another filter does not load.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -23,9 +23,24 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from cecilia.text.masked import STRING_METHODS, Mask, MaskedStr
 
 _FILTERS = (
-    "abs batch capitalize count d default dictsort first indent items join last length list lower map max min reject "
-    "rejectattr replace reverse round select selectattr sort string sum trim unique upper"
-).split()
+    *("capitalize", "indent", "join", "lower", "replace", "string", "trim", "upper"),
+    *(
+        "batch",
+        "count",
+        "dictsort",
+        "first",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "max",
+        "min",
+        "reject",
+    ),
+    *("rejectattr", "reverse", "select", "selectattr", "sort", "sum", "unique"),
+    *("abs", "d", "default", "round"),
+)
 _MAX_INT_BITS = 256
 
 
@@ -36,7 +51,7 @@ class TemplateLimitError(TemplateError):
 class _GenerationTag(Extension):
     """`{% generation %}` marks what an assistant wrote for those who train; here it is transparent."""
 
-    tags = frozenset({"generation"})
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -83,7 +98,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return attr in STRING_METHODS
         return super().is_safe_attribute(obj, attr, value)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __self.check()
         return __self._bounded(super().call(__context, __obj, *args, **kwargs))
 
@@ -97,7 +112,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateLimitError("the template computes too large a number")
         return self._bounded(super().call_binop(context, operator, left, right))
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """How Jinja joins the output of macros and of `{% set %}` blocks."""
         return str(self._bounded("".join(parts)))
 

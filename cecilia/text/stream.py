@@ -5,14 +5,15 @@ The three are one unit because each withholds text for its own reason and all of
 What is emitted in total depends only on the bytes pushed, never on how they were cut into pushes.
 
 Rules:
-- Invalid UTF-8 becomes U+FFFD exactly as `bytes.decode("utf-8", "replace")` would do it; an incomplete character
-  is held until it is complete, and is U+FFFD if it never is.
+- Invalid UTF-8 becomes U+FFFD exactly as `bytes.decode("utf-8", "replace")` would do it; an incomplete
+  character is held until it is complete, and is U+FFFD if it never is.
 - A think block is recognised only as the first thing said (white space may come before it, and goes with it);
   later tags are ordinary text. Newlines next to its tags, inside and after, belong to the tags.
-- When the prompt already opened the block (`opens_in_think`), the text starts inside it; an opening tag that the
-  model repeats is dropped.
+- When the prompt already opened the block (`opens_in_think`), the text starts inside it; an opening tag that
+  the model repeats is dropped.
 - Stops are looked for in the answer, not in the reasoning. The stop that is complete first ends the text, the
-  longest one if several are complete at that character; text before it is emitted, the stop and all after it never.
+  longest one if several are complete at that character; text before it is emitted, the stop and all after it
+  never.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Piece:
 class TextStream:
     """The text of one generation.
 
-    `stops`: strings that end the answer (empty ones are dropped). `think`: the opening and closing tag, or None
-    when the model has no think block. `opens_in_think`: the prompt ends inside the block.
+    `stops`: strings that end the answer (empty ones are dropped). `think`: the opening and closing tag, or
+    None when the model has no think block. `opens_in_think`: the prompt ends inside the block.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to token ids and token ids to bytes, with a wall between what users write and control tokens.
 
-Two tokenizers are made of one tokenizer.json. The control tokenizer recognises the added tokens (special or not)
-and reads template text only. The text tokenizer does not know them: its list of added tokens is empty, and their
-spellings are taken out of the vocabulary and out of the merges, so that no sequence of merges, and no rule that
-looks a whole word up, can arrive at one. Everything else, ids included, is the same in both.
+Two tokenizers are made of one tokenizer.json. The control tokenizer recognises the added tokens (special or
+not) and reads template text only. The text tokenizer does not know them: its list of added tokens is empty,
+and their spellings are taken out of the vocabulary and out of the merges, so that no sequence of merges, and
+no rule that looks a whole word up, can arrive at one. Everything else, ids included, is the same in both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Tokenizer:
     """A byte-level or byte-fallback BPE read from the bytes of a tokenizer.json.
 
     `bos_id` is the id put before a prompt when `add_bos` is set; `eos_ids` end a generation.
-    Raises ModelFileError `bad_tokenizer` for bytes the library cannot read, `unsupported_tokenizer` for another
-    kind of model, decoder or an incomplete byte alphabet.
+    Raises ModelFileError `bad_tokenizer` for bytes the library cannot read, `unsupported_tokenizer` for
+    another kind of model, decoder or an incomplete byte alphabet.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Tokenizer:
         return parts
 
     def token_bytes(self, index: int) -> bytes:
-        """Raw bytes of a token: b"" for special added tokens and unknown ids, the spelling of other added tokens.
+        """Raw bytes of a token: b"" for special added tokens and unknown ids; other added tokens are spelt.
 
         A token may hold part of a character, so only the joined bytes of a sequence are UTF-8.
         """
@@ -91,7 +91,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
     def special_tokens(self) -> dict[str, str]:
-        """Spellings of BOS and EOS under the names chat templates use: `bos_token`, `eos_token` (lowest id)."""
+        """Spellings of BOS and of the lowest EOS under the names templates use: `bos_token`, `eos_token`."""
         named = {"bos_token": self.bos_id, "eos_token": min(self.eos_ids, default=None)}
         return {
             name: self._added[index]["content"] if index in self._added else self._words.get(index, "")

@@ -8,8 +8,8 @@
  * distance go to the lowest ids. Time is linear in n whatever the logits are. */
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
+#include "exp.h"
 #include "ops.h"
 
 enum { LANES = 16, BINS = 2048 };
@@ -46,41 +46,9 @@ static int64_t argmax(const float *x, int64_t n) {
     return i;
 }
 
-static inline int32_t bits_of(float x) {
-    int32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(int32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* exp(-y) for y >= 0, relative error below 3e-7; 0 from y = 87 on, where a weight no longer counts beside the 1 of the
- * largest logit. Comparisons are made on the bits: those of floats would keep the loop around it from being vectorised.
- * Reduction to |r| <= ln(2)/2 with ln 2 in two parts (Cody and Waite), then the Taylor polynomial of degree 7. */
-static inline float exp_minus(float y) {
-    const int32_t limit = 0x42AE0000; /* 87.0f */
-    int32_t inside = bits_of(y) < limit ? -1 : 0;
-    float z = float_of(bits_of(y) & inside);
-    int32_t k = (int32_t)(z * 1.44269504f + 0.5f);
-    float r = (float)k * 0.693359375f - z + (float)k * -2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return p * float_of(((127 - k) << 23) & inside);
-}
-
-/* w[i] = exp(-(top - x[i]) * scale). */
+/* w[i] = exp((x[i] - top) * scale). */
 static void exponentials(const float *restrict x, int64_t n, float top, float scale, float *restrict w) {
-    for (int64_t i = 0; i < n; i++) w[i] = exp_minus((top - x[i]) * scale);
+    for (int64_t i = 0; i < n; i++) w[i] = cec_exp((x[i] - top) * scale);
 }
 
 /* Sum of w in a fixed order: LANES running sums, added up in lane order. */
@@ -97,11 +65,11 @@ static double total(const float *w, int64_t n) {
 /* List every id in a bin, of the first histogram, that may hold one of the k nearest logits; returns how many. */
 static int64_t list_nearest(const float *x, float top, int64_t n, int64_t k, int32_t *ids) {
     int64_t filled[BINS] = {0}, reached = 0, count = 0;
-    for (int64_t i = 0; i < n; i++) filled[bits_of(top - x[i]) >> SHIFT[0]]++;
-    int32_t bin = 0;
+    for (int64_t i = 0; i < n; i++) filled[cec_f32_bits(top - x[i]) >> SHIFT[0]]++;
+    uint32_t bin = 0;
     while ((reached += filled[bin]) < k) bin++;
     for (int64_t i = 0; i < n; i++)
-        if (bits_of(top - x[i]) >> SHIFT[0] <= bin) ids[count++] = (int32_t)i;
+        if (cec_f32_bits(top - x[i]) >> SHIFT[0] <= bin) ids[count++] = (int32_t)i;
     return count;
 }
 
@@ -121,18 +89,18 @@ static int64_t drop_light(int32_t *ids, float *w, int64_t count, double least) {
 static int64_t keep_nearest(const float *x, float top, int32_t *ids, float *w, int64_t count, double wanted,
                             int counting) {
     double reached = 0;
-    int32_t prefix = 0;
+    uint32_t prefix = 0;
     for (int level = 0; level < 3; level++) {
         double measure[BINS] = {0};
-        int32_t mask = (1 << WIDTH[level]) - 1, chosen = 0;
+        uint32_t mask = (1u << WIDTH[level]) - 1, chosen = 0;
         for (int64_t i = 0; i < count; i++) {
-            int32_t bits = bits_of(top - x[ids[i]]);
+            uint32_t bits = cec_f32_bits(top - x[ids[i]]);
             if (level == 0 || bits >> SHIFT[level - 1] == prefix)
                 measure[(bits >> SHIFT[level]) & mask] += counting ? 1.0 : (double)w[i];
         }
         /* The first bin that reaches the target; when rounding leaves it just out of reach, the last filled one. */
         double before = reached;
-        for (int32_t bin = 0; bin <= mask; bin++)
+        for (uint32_t bin = 0; bin <= mask; bin++)
             if (measure[bin] > 0) {
                 chosen = bin;
                 before = reached;
@@ -144,7 +112,7 @@ static int64_t keep_nearest(const float *x, float top, int32_t *ids, float *w, i
     }
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
-        int32_t bits = bits_of(top - x[ids[i]]);
+        uint32_t bits = cec_f32_bits(top - x[ids[i]]);
         if (bits > prefix || (bits == prefix && reached >= wanted)) continue;
         if (bits == prefix) reached += counting ? 1.0 : (double)w[i];
         ids[kept] = ids[i];
@@ -163,7 +131,7 @@ static int64_t keep(const float *x, int64_t n, double temperature, int64_t top_k
     if (top_k > 0 && top_k < n) {
         count = list_nearest(x, top, n, top_k, ids);
         count = keep_nearest(x, top, ids, w, count, (double)top_k, 1);
-        for (int64_t i = 0; i < count; i++) w[i] = exp_minus((top - x[ids[i]]) * scale);
+        for (int64_t i = 0; i < count; i++) w[i] = cec_exp((x[ids[i]] - top) * scale);
     } else {
         for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)i;
         exponentials(x, n, top, scale, w);

@@ -80,7 +80,7 @@ typedef struct {
 
     /* The tokens that top_k (0: all) and then top_p (1: all) keep: the nearest to the largest, ties by lowest index,
      * always at least one. ids gets their indices in ascending order, w their weights exp((x - max x) / temperature)
-     * (0 below exp(-87)); both have room for n. Returns how many, or -1 where argmax does.
+     * (0 below exp(-87.7)); both have room for n. Returns how many, or -1 where argmax does.
      * temperature > 0, top_k >= 0, 0 < top_p <= 1, 1 <= n < 2^31. */
     int64_t (*keep)(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, int32_t *ids, float *w);
 
