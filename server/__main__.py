@@ -16,7 +16,7 @@ import cecilia
 from cecilia.config import set_openmp_environment
 from cecilia.errors import CeciliaError, ModelFileError
 from server import log
-from server.config import Config, read_command_line
+from server.config import Config, colour_wanted, read_command_line
 
 if TYPE_CHECKING:
     from server.service import Progress
@@ -36,7 +36,7 @@ def main() -> int:
         elif command.action == "check":
             from server.check import check
 
-            return check(command.config, print)
+            return check(command.config, print, colour=colour_wanted(sys.stdout.isatty()))
         else:
             _serve(command.config)
     except CeciliaError as error:

@@ -112,6 +112,12 @@ def read_command_line(argv: Sequence[str], environ: Mapping[str, str] | None = N
     return CommandLine(Config(**values), sources, arguments.action)
 
 
+def colour_wanted(terminal: bool, environ: Mapping[str, str] | None = None) -> bool:
+    """Colour is for terminals, unless NO_COLOR is set to anything (https://no-color.org)."""
+    environ = os.environ if environ is None else environ
+    return terminal and not environ.get("NO_COLOR")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser, generated from `Config`."""
     parser = _Parser(

@@ -117,7 +117,9 @@ class Parser:
             self._refuse(error, events)
         except h11.RemoteProtocolError as error:
             status = 501 if error.error_status_hint == 501 else 400
-            self._refuse(ApiError(status, "invalid_http", f"malformed HTTP request: {error}"), events)
+            # h11's text about a body quotes the bytes at hand, which depend on how they were cut.
+            what = f"malformed HTTP request: {error}" if self._head is None else "malformed request body"
+            self._refuse(ApiError(status, "invalid_http", what), events)
         return events
 
     def _refuse(self, error: ApiError, events: list[Event]) -> None:

@@ -79,8 +79,8 @@ class FakeEngine:
         if len(tokens) >= self.context:
             raise RequestError(
                 "context_length_exceeded",
-                f"this model's maximum context length is {self.context} tokens and the prompt of {len(tokens)} "
-                "tokens exceeds the context window",
+                f"this model's maximum context length is {self.context} tokens and the prompt of "
+                f"{len(tokens)} tokens exceeds the context window",
                 param="messages",
                 facts={"n_prompt_tokens": len(tokens), "n_ctx": self.context},
             )

@@ -13,7 +13,7 @@ from typing import Any
 from server import listen
 from server.config import Config
 from server.service import Service
-from fake_engine import PATIENCE
+from tests.server.fake_engine import PATIENCE
 
 
 @dataclass
