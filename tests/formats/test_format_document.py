@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cecilia.formats.quant import FORMATS
 from tests.formats.samples import METADATA, PLAN, TEMPLATE, TOKENIZER, weights, write_sample
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "FORMAT-L3R.md"
@@ -153,6 +154,14 @@ class MiniReader:
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> MiniReader:
     return MiniReader(write_sample(tmp_path_factory.mktemp("doc") / "sample.l3r").read_bytes())
+
+
+def test_the_table_of_formats_is_the_code_s() -> None:
+    found = [
+        (int(f["Id"]), f["Format"], int(f["Block"]), float(f["Bits per weight"]))
+        for f in tables("Formats")[0]
+    ]
+    assert found == [(f.id, f.name, f.block, f.bits_per_weight) for f in FORMATS.values()]
 
 
 def test_texts(mini: MiniReader) -> None:

@@ -208,6 +208,19 @@ def tensor(name: str = "a", **changes: Any) -> PlannedTensor:
     return replace(PlannedTensor(name, "f32", 2, 1, 1, -1), **changes)
 
 
+def test_nothing_follows_the_last_tensor_or_finish(tmp_path: Path) -> None:
+    plan = [tensor("a", rank=1)]
+    with writer(tmp_path / "m.l3r", tensors=plan) as out:
+        out.write("a", bytes(4))
+        with pytest.raises(UsageError, match=r"bad_write: .*follows the last"):
+            out.write("b", bytes(4))
+        out.finish()
+        with pytest.raises(UsageError, match=r"bad_write: .*closed"):
+            out.write("a", bytes(4))
+    with open_model(tmp_path / "m.l3r", verify=True) as model:
+        assert list(model.tensors) == ["a"]
+
+
 BAD_PLANS = {
     "none": [],
     "twice": [tensor("a"), tensor("a")],

@@ -261,6 +261,16 @@ def test_a_file_cut_at_any_edge_is_refused(sample: bytes, tmp_path: Path) -> Non
         refuse(path, "file_truncated")
 
 
+def test_a_file_that_shrinks_while_it_is_read_is_refused(
+    sample: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.l3r"
+    path.write_bytes(sample)
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: real(fd, n, at) if at < 4096 else b"")
+    refuse(path, "file_truncated")
+
+
 def test_a_file_with_more_bytes_is_refused(sample: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.l3r"
     path.write_bytes(sample + b"\0")
