@@ -80,7 +80,8 @@ def read_manifest(path: Path) -> Manifest:
         raise UsageError("bad_manifest", f"{path}: {error}") from None
     package = _record(Package, document.pop("package", {}), path)
     gguf = _record(Gguf, document.pop("gguf", {}), path)
-    return _record(Manifest, {**document, "package": package, "gguf": gguf}, path)
+    manifest: Manifest = _record(Manifest, {**document, "package": package, "gguf": gguf}, path)
+    return manifest
 
 
 def _record(kind: Any, values: dict[str, Any], path: Path) -> Any:

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         help="default: the GGUF's own; else a tokenizer.json, bytes, nothing",
     )
     found.add_argument("--name", help="the model's name; default: the GGUF's")
+    found.add_argument("--license", help="the licence of the weights; default: what the GGUF states")
     found.add_argument(
         "--weights", choices=WEIGHTS, default="official", help="what the weights are (default: official)"
     )
@@ -66,7 +67,7 @@ def print_report(report: Report) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit codes are those of cecilia.errors, 130 and 143 when interrupted."""
     args = parser().parse_args(argv)
-    options = Options(args.quant, args.tokenizer, args.name, args.weights)
+    options = Options(args.quant, args.tokenizer, args.name, args.weights, args.license)
     try:
         with sigterm_raises():
             report = convert(args.source, args.out, options)

@@ -41,7 +41,8 @@ class GgufSource:
         sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
         check_gguf(path, sizes)
         reader = gguf.GGUFReader(path)
-        self._fields = reader.fields
+        # Plain values, taken at once: the reader keeps an array object for every element of every list.
+        self._values = {key: field.contents() for key, field in reader.fields.items()}
         self.tensors: dict[str, SourceTensor] = {}
         for tensor in reader.tensors:
             shape = tuple(int(dim) for dim in reversed(tensor.shape))  # GGUF stores the fastest axis first
@@ -50,12 +51,11 @@ class GgufSource:
 
     def metadata_keys(self) -> list[str]:
         """Every metadata key of the file, in file order."""
-        return [key for key in self._fields if not key.startswith("GGUF.")]
+        return [key for key in self._values if not key.startswith("GGUF.")]
 
     def value(self, key: str) -> Any:
         """The value of `key` as a Python object, None when the key is absent."""
-        field = self._fields.get(key)
-        return None if field is None else field.contents()
+        return self._values.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """An integer at least 0; raises ModelFileError when absent without a default, or of another type."""

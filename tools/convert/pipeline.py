@@ -204,7 +204,8 @@ def _tensor(step: Step, report: Report) -> np.ndarray:
     """The target's bytes of one tensor."""
     cols = step.planned.cols
     if step.planned.rank == 1:
-        return dequantise(_decoded(step, np.asarray(step.source.rows)))[0]
+        (vector,) = dequantise(_decoded(step, np.asarray(step.source.rows)))
+        return vector
     packed = np.empty(step.nbytes, np.uint8)
     order = step.mapped.row_order()
     slab = max(_SLAB_BYTES // (4 * cols) // TILE, 1) * TILE  # whole tiles, so that packed slabs join

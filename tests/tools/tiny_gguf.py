@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny llama GGUFs written by the `gguf` package itself, with the values that package reads from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+from tokenizers.pre_tokenizers import ByteLevel
+
+LAYERS, WIDTH, FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 64, 96, 4, 2, 16, 300
+
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "he", "Ġt", "<think>"]
+TOKENS += [f"[PAD{index}]" for index in range(len(TOKENS), VOCAB)]
+TYPES = [3, 3, 3] + [1] * 258 + [4] + [5] * (VOCAB - 262)
+MERGES = ["h e", "Ġ t"]
+TEMPLATE = "{{ messages[0]['content'] }}"
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def metadata() -> dict[str, Any]:
+    """The keys of a file that converts, as plain Python values (int: u32, float: f32)."""
+    return {
+        "general.name": "tiny",
+        "general.license": "apache-2.0",
+        "llama.block_count": LAYERS,
+        "llama.context_length": 128,
+        "llama.embedding_length": WIDTH,
+        "llama.feed_forward_length": FF,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "llama.rope.dimension_count": HEAD_DIM,
+        "llama.vocab_size": VOCAB,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": TYPES,
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def shapes(*, tied: bool = True) -> dict[str, tuple[int, ...]]:
+    """Hugging Face names and shapes of the tiny model."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, WIDTH)}
+    for i in range(LAYERS):
+        for name, shape in (
+            ("input_layernorm", (WIDTH,)),
+            ("self_attn.q_proj", (HEADS * HEAD_DIM, WIDTH)),
+            ("self_attn.k_proj", (KV_HEADS * HEAD_DIM, WIDTH)),
+            ("self_attn.v_proj", (KV_HEADS * HEAD_DIM, WIDTH)),
+            ("self_attn.o_proj", (WIDTH, HEADS * HEAD_DIM)),
+            ("post_attention_layernorm", (WIDTH,)),
+            ("mlp.gate_proj", (FF, WIDTH)),
+            ("mlp.up_proj", (FF, WIDTH)),
+            ("mlp.down_proj", (WIDTH, FF)),
+        ):
+            found[f"model.layers.{i}.{name}.weight"] = shape
+    found["model.norm.weight"] = (WIDTH,)
+    if not tied:
+        found["lm_head.weight"] = (VOCAB, WIDTH)
+    return found
+
+
+GGUF_PARTS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a Hugging Face tensor."""
+    for ours, theirs in GGUF_PARTS.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def permute(weights: np.ndarray, heads: int) -> np.ndarray:
+    """Hugging Face to GGUF row order, as the public converters do: halves [2, hd/2] to pairs [hd/2, 2]."""
+    rows = weights.shape[0]
+    split = weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:])
+    return split.swapaxes(1, 2).reshape(weights.shape)
+
+
+def write(
+    path: Path,
+    kind: GGMLQuantizationType = GGMLQuantizationType.Q4_1,
+    *,
+    tied: bool = True,
+    keys: Mapping[str, Any] | None = None,
+    edit: Edit | None = None,
+    architecture: str = "llama",
+) -> dict[str, np.ndarray]:
+    """Write a seeded tiny model whose matrices are of `kind`; return its f32 values by Hugging Face name.
+
+    `keys` replaces metadata (None removes a key), `edit` may change the GGUF tensors {name: f32} first.
+    """
+    rng = np.random.default_rng(7)
+    values = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes(tied=tied).items()}
+    tensors = {}
+    for name, value in values.items():
+        heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
+        tensors[gguf_name(name)] = permute(value, heads) if heads else value
+    if edit is not None:
+        edit(tensors)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {**metadata(), **(keys or {})}.items():
+        _add(writer, key, value)
+    for name, value in tensors.items():
+        one = kind if value.ndim > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(value, one), raw_dtype=one)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {
+        name: gguf.quants.dequantize(gguf.quants.quantize(value, kind), kind) if value.ndim > 1 else value
+        for name, value in values.items()
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)
