@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -51,7 +51,7 @@ class TemplateLimitError(TemplateError):
 class _GenerationTag(Extension):
     """`{% generation %}` marks what an assistant wrote for those who train; here it is transparent."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it an instance variable
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
