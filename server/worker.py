@@ -106,6 +106,11 @@ class Job:
                 return self._finished
             await self._news.wait()
 
+    @property
+    def queued(self) -> int:
+        """Events that wait to be taken."""
+        return len(self._pending)
+
     def cancel(self) -> None:
         """Make the engine end this job at its next step or prefill chunk."""
         with self._lock:
