@@ -5,7 +5,8 @@ It knows nothing of Cecilia's own code. A whole sequence is one call and nothing
 chunk or a page table cannot be wrong in the same way here and there.
 
 Sources: the Hugging Face checkpoint layout (tensor names; rotate-half rotary embedding, RoFormer, arXiv
-2104.09864), RMSNorm (arXiv 1910.07467), grouped-query attention (arXiv 2305.13245), SwiGLU (arXiv 2002.05202).
+2104.09864), RMSNorm (arXiv 1910.07467), grouped-query attention (arXiv 2305.13245), SwiGLU (arXiv
+2002.05202).
 Letters: T tokens, D model width, H query heads, G key/value heads, K head width, F inner width, V vocabulary.
 """
 
@@ -56,12 +57,15 @@ def mlp(x: Array, gate: Array, up: Array, down: Array) -> Array:
 
 
 def forward(
-    weights: Mapping[str, Array], hyper: Mapping[str, Any], ids: Sequence[int] | Array, dtype: Any = np.float32
+    weights: Mapping[str, Array],
+    hyper: Mapping[str, Any],
+    ids: Sequence[int] | Array,
+    dtype: Any = np.float32,
 ) -> Array:
     """Return the logits [T, V] of `ids` [T] from an empty context, computed in `dtype`.
 
-    `weights` holds float arrays under the checkpoint's names (matrices [out, in]); `hyper` holds layers, heads,
-    kv_heads, head_dim, norm_eps, rope_base and tied.
+    `weights` holds float arrays under the checkpoint's names (matrices [out, in]); `hyper` holds layers,
+    heads, kv_heads, head_dim, norm_eps, rope_base and tied.
     """
 
     def w(name: str) -> Array:
