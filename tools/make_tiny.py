@@ -32,7 +32,7 @@ HYPER: dict[str, Any] = {
     "context": 512,
     "norm_eps": 1e-5,
     "rope_base": 10000.0,
-    "tied": True,
+    "tied": False,  # a tied random model says the last token again and again
 }
 
 
@@ -89,9 +89,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quant", choices=FORMATS, default="q8_32", help="format of the matrices")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--untied", dest="tied", action="store_false", help="give the head weights of its own"
-    )
+    parser.add_argument("--tied", action="store_true", help="use the embedding as the head")
     for key, value in HYPER.items():
         if key != "tied":
             parser.add_argument(f"--{key.replace('_', '-')}", type=type(value), default=value)

@@ -94,6 +94,8 @@ def bind(spec: LlamaSpec, weights: Weights, *, kv: str, chunk: int) -> Llama:
 class _Layer:
     """One layer's operands; its part of each KV page starts at `offset`."""
 
+    """One layer's operands; its part of each KV page starts at `offset`."""
+
     def __init__(
         self, spec: LlamaSpec, weights: Weights, index: int, kv: str, offset: int, chunk: int
     ) -> None:

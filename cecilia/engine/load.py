@@ -61,13 +61,9 @@ def load(
     report = progress or _silent
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path))
-        tokenizer, template = _text(file)
         runner = _runner(file, profile, context, threads)
-        if tokenizer.vocab_size > runner.vocab:
-            raise ModelFileError(
-                "bad_tokenizer",
-                f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {runner.vocab}",
-            )
+        with naming(file.path):
+            tokenizer, template = _text(file, runner.vocab)
         if verify:
             file.verify(lambda done, total: report(done / total))
         else:
@@ -136,16 +132,21 @@ def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: 
         ) from error
 
 
-def _text(file: ModelFile) -> tuple[Tokenizer, ChatTemplate]:
+def _text(file: ModelFile, vocab: int) -> tuple[Tokenizer, ChatTemplate]:
+    """What chatting needs besides the model; a file without it is for tools only."""
     if file.tokenizer is None:
-        raise ModelFileError("no_tokenizer", f"{file.path}: no tokenizer inside, so it cannot chat")
+        raise ModelFileError("no_tokenizer", "no tokenizer inside, so it cannot chat")
     if file.chat_template is None:
-        raise ModelFileError("no_chat_template", f"{file.path}: no chat template inside, so it cannot chat")
+        raise ModelFileError("no_chat_template", "no chat template inside, so it cannot chat")
     text = file.metadata["text"]
     tokenizer = Tokenizer(
         file.tokenizer, bos_id=text["bos_id"], add_bos=text["add_bos"], eos_ids=text["eos_ids"]
     )
-    return tokenizer, ChatTemplate(file.chat_template)
+    if tokenizer.vocab_size > vocab:
+        raise ModelFileError(
+            "bad_tokenizer", f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab}"
+        )
+    return tokenizer, ChatTemplate(file.chat_template, special_tokens=tokenizer.special_tokens())
 
 
 def _touch(file: ModelFile, report: Progress) -> None:

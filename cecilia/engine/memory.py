@@ -23,9 +23,9 @@ def available(meminfo: Path = MEMINFO) -> int:
     raise MemoryLimitError("memory_unknown", f"{meminfo} has no MemAvailable")
 
 
-def require(needs: Mapping[str, int], meminfo: Path = MEMINFO) -> None:
+def require(needs: Mapping[str, int]) -> None:
     """Check that the sum of the named byte counts fits. Raises MemoryLimitError `insufficient_memory`."""
-    free = available(meminfo)
+    free = available()
     total = sum(needs.values())
     if total > free - RESERVE:
         terms = " + ".join(f"{what} {_mib(nbytes)}" for what, nbytes in needs.items())

@@ -41,8 +41,7 @@ class Runner:
 
         Raises UsageError `no_tokens`, `token_out_of_range` or `context_exceeded`, and MemoryLimitError.
         """
-        self._check(tokens)
-        for part in chunks(tokens, self.chunk):
+        for part in chunks(self._checked(tokens), self.chunk):
             logits = self.session.evaluate(part)
         return np.array(logits[-1])
 
@@ -54,9 +53,9 @@ class Runner:
         if not 1 <= size <= self.chunk:
             raise UsageError("invalid_chunk", f"chunks of {size} tokens; this model takes 1 to {self.chunk}")
         self.reset()
-        self._check(tokens)
         parts = [
-            self.session.evaluate(part, last_only=not all_logits).copy() for part in chunks(tokens, size)
+            self.session.evaluate(part, last_only=not all_logits).copy()
+            for part in chunks(self._checked(tokens), size)
         ]
         return np.concatenate(parts) if all_logits else parts[-1]
 
@@ -76,16 +75,16 @@ class Runner:
         del self.session, self.pool
         self.file.close()
 
-    def _check(self, tokens: Sequence[int]) -> None:
-        total = len(self.session.tokens) + len(tokens)
-        if not tokens:
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        ids = [int(token) for token in tokens]
+        total = len(self.session.tokens) + len(ids)
+        if not ids:
             raise UsageError("no_tokens", "there is no token to evaluate")
         if total > self.context:
             raise UsageError("context_exceeded", f"{total} tokens in a context of {self.context}")
-        if min(tokens) < 0 or max(tokens) >= self.vocab:
-            raise UsageError(
-                "token_out_of_range", f"ids {min(tokens)} to {max(tokens)}, vocabulary {self.vocab}"
-            )
+        if min(ids) < 0 or max(ids) >= self.vocab:
+            raise UsageError("token_out_of_range", f"ids {min(ids)} to {max(ids)}, vocabulary {self.vocab}")
+        return ids
 
 
 def chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:

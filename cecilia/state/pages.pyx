@@ -68,7 +68,7 @@ cdef class PagePool:
         self.in_use -= 1
 
 
-# No cycle is possible; and without the collector's clearing, `pool` and `pages` are still there in __dealloc__.
+# No cycle is possible, and uncollected, `pool` and `pages` are certain to be there in __dealloc__.
 @cython.no_gc
 cdef class PageTable:
     """The pages of one sequence, owned; kernels read them as `pages`. len() counts pages."""
