@@ -101,6 +101,11 @@ class Service:
         """The name in the API."""
         return self._config.model_id or Path(self._config.model).stem
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the end has been asked for."""
+        return self._stopping.is_set()
+
     def stop(self) -> None:
         """First call: let the answer in work end. Second call: now."""
         if self._stopping.is_set():

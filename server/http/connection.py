@@ -145,18 +145,14 @@ class Connection(asyncio.Protocol):
 
     # -- the wire of an exchange --------------------------------------------------------------------------
 
-    def send_head(self, status: int, headers: Headers, *, length: int | None) -> None:
-        """Send the status line and headers."""
+    def send_head(self, status: int, headers: Headers, *, length: int | None, body: bytes, end: bool) -> None:
+        """Send the status line and headers with the first piece of the body, or all of it."""
         raw = build_headers(headers, length=length, request_id=self._request_id, close=self._must_close())
-        self._write(self._parser.send_head(status, raw))
+        self._write(self._parser.send_head(status, raw) + self._framed(body, end))
 
-    def send_body(self, data: bytes) -> None:
+    def send_body(self, data: bytes, *, end: bool) -> None:
         """Send a piece of the body."""
-        self._write(self._parser.send_body(data))
-
-    def send_end(self) -> None:
-        """End the message."""
-        self._write(self._parser.send_end())
+        self._write(self._framed(data, end))
 
     async def drained(self) -> None:
         """Wait until the output buffer is below its mark."""
@@ -224,9 +220,9 @@ class Connection(asyncio.Protocol):
         """
         self._request_id = f"req_{secrets.token_hex(12)}"
         response = error_response(error)
-        self.send_head(response.status, response.headers, length=len(response.body))
-        self.send_body(response.body)
-        self.send_end()
+        self.send_head(
+            response.status, response.headers, length=len(response.body), body=response.body, end=True
+        )
         self._lingering = 0
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
@@ -235,6 +231,10 @@ class Connection(asyncio.Protocol):
     def _must_close(self) -> bool:
         ended = self._read_closed and not self._parser.held
         return self._draining or ended or self._parser.must_close
+
+    def _framed(self, data: bytes, end: bool) -> bytes:
+        framed = self._parser.send_body(data) if data else b""
+        return framed + self._parser.send_end() if end else framed
 
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None:

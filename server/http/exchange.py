@@ -13,14 +13,11 @@ from server.http.responses import Headers, Response
 class Wire(Protocol):
     """What an exchange needs of its connection."""
 
-    def send_head(self, status: int, headers: Headers, *, length: int | None) -> None:
-        """Send the status line and headers."""
+    def send_head(self, status: int, headers: Headers, *, length: int | None, body: bytes, end: bool) -> None:
+        """Send the status line and headers with the first piece of the body, or all of it."""
 
-    def send_body(self, data: bytes) -> None:
+    def send_body(self, data: bytes, *, end: bool) -> None:
         """Send a piece of the body."""
-
-    def send_end(self) -> None:
-        """End the message."""
 
     async def drained(self) -> None:
         """Wait until the peer has taken enough of what was sent."""
@@ -47,29 +44,27 @@ class Exchange:
         """Send a whole answer."""
         self.started = True
         headers = (*response.headers, *self.extra_headers)
-        self._wire.send_head(response.status, headers, length=_length(response))
-        if response.body:
-            self._wire.send_body(response.body)
-        self.finish()
+        self.finished = True
+        self._wire.send_head(response.status, headers, length=_length(response), body=response.body, end=True)
 
-    def start_stream(self, headers: Headers) -> None:
-        """Send the head of an answer whose length is not known."""
+    def start_stream(self, headers: Headers, first: bytes) -> None:
+        """Send the head of an answer whose length is not known, and its first piece."""
         self.started = True
-        self._wire.send_head(200, (*headers, *self.extra_headers), length=None)
+        self._wire.send_head(200, (*headers, *self.extra_headers), length=None, body=first, end=False)
 
     def write(self, data: bytes) -> None:
         """Send a piece of the stream. Does not wait; see `drained`."""
         if not self.finished:
-            self._wire.send_body(data)
+            self._wire.send_body(data, end=False)
 
     async def drained(self) -> None:
         """Wait until the output buffer is below its mark: this is what holds a producer."""
         await self._wire.drained()
 
-    def finish(self) -> None:
-        """End the answer."""
+    def finish(self, last: bytes) -> None:
+        """Send the last piece and the end together: clients wait for the end to reuse a connection."""
         self.finished = True
-        self._wire.send_end()
+        self._wire.send_body(last, end=True)
 
 
 def _length(response: Response) -> int | None:

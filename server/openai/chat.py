@@ -131,8 +131,8 @@ class _Stream:
 
     async def run(self, call: ChatCall, prompt: Prompt) -> Finished | None:
         """Stream to the end; None when an error ended it (it has been sent)."""
-        self._exchange.start_stream(sse.HEADERS)
-        self._send(sse.data(self._completion.role_chunk()))
+        self._exchange.start_stream(sse.HEADERS, sse.data(self._completion.role_chunk()))
+        self._last_write = self._clock.time()
         self._progress = f"prefill 0/{len(prompt.tokens)}"
         self._exchange.on_half_close = self._probe
         if self._exchange.half_closed:
@@ -144,19 +144,17 @@ class _Stream:
                 sse.data(chunk)
                 for chunk in self._completion.last_chunks(finished, extra=_extra(call, finished))
             ]
-            self._send(b"".join([*tail, sse.DONE]))
-            self._exchange.finish()
+            self._exchange.finish(b"".join([*tail, sse.DONE]))
             return finished
         except CeciliaError as error:
-            self._send(sse.data(from_engine(error).as_dict()))
+            self._exchange.finish(sse.data(from_engine(error).as_dict()))
         except Exception:  # noqa: BLE001 - the status line is long gone: the client learns of it in the stream
             log.exception("request_failed", request=self._exchange.request_id)
-            self._send(sse.data(internal_error(self._exchange.request_id).as_dict()))
+            self._exchange.finish(sse.data(internal_error(self._exchange.request_id).as_dict()))
         finally:
             self._exchange.on_half_close = None
             for timer in self._timers.values():
                 timer.cancel()
-        self._exchange.finish()
         return None
 
     async def _deltas(self) -> Finished:

@@ -30,7 +30,9 @@ class Running:
         return host, int(port)
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.service.stop)
+        """As a signal would; does nothing once the server has ended."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.service.stop)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ async def test_an_api_error_is_sent_as_it_is() -> None:
 
 async def test_a_fault_in_a_begun_answer_cuts_it_off() -> None:
     async def broken(exchange: Exchange) -> None:
-        exchange.start_stream(())
+        exchange.start_stream((), b"x")
         raise ZeroDivisionError
 
     peer = Peer(broken)
@@ -248,11 +248,11 @@ async def test_draining_closes_idle_connections_and_lets_answers_end() -> None:
 
 
 async def pour(exchange: Exchange) -> None:
-    exchange.start_stream(())
+    exchange.start_stream((), b"x")
     for _ in range(1000):
         exchange.write(b"x" * 1000)
         await exchange.drained()
-    exchange.finish()
+    exchange.finish(b"x")
 
 
 async def test_a_slow_reader_holds_the_producer() -> None:
