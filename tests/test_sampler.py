@@ -75,7 +75,7 @@ def test_keeps_what_the_reference_keeps(scale: float, top_k: int, top_p: float) 
     logits = (np.random.default_rng(7).standard_normal(V) * scale).astype(np.float32)
     ids, probabilities = kept(logits, 0.8, top_k, top_p)
     expected_ids, expected = reference(logits, 0.8, top_k, top_p)
-    # Weights are f32, so the border of top_p may fall a few tokens off where thousands share the last percent.
+    # Weights are f32: the border of top_p may fall a few tokens off where thousands share the last percent.
     assert abs(len(ids) - len(expected_ids)) <= 1 + len(expected_ids) // 10_000
     both, mine, theirs = np.intersect1d(ids, expected_ids, return_indices=True)
     assert len(both) == min(len(ids), len(expected_ids))
@@ -95,7 +95,7 @@ def test_ties_go_to_the_lowest_ids(values: list[int], top_k: int, top_p: float) 
     assert list(np.sort(ids)) == list(ids)
     if top_p == 1 or len(probabilities) == 1:
         assert list(ids) == list(expected)
-    # Whatever rounding does at the border: no token left out is nearer, or equal with a lower id, than one kept.
+    # Whatever rounding does at the border, no token left out is nearer than one kept, or equal and lower.
     worst = max((-float(logits[i]), int(i)) for i in ids)
     assert all((-float(logits[i]), i) > worst for i in range(len(values)) if i not in set(ids.tolist()))
     assert abs(len(ids) - len(expected)) <= 1

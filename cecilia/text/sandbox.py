@@ -59,13 +59,24 @@ class _GenerationTag(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Sends `a ~ b` through the environment, as `+` already goes."""
+    """Sends `a ~ b` and `a in b` through the environment, as `a + b` already goes."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         self.write("environment.join_printed((")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        if [operand.op for operand in node.ops] not in (["in"], ["notin"]):
+            super().visit_Compare(node, frame)
+            return
+        self.write("(not " if node.ops[0].op == "notin" else "(")
+        self.write("environment.contains(")
+        self.visit(node.expr, frame)
+        self.write(", ")
+        self.visit(node.ops[0].expr, frame)
         self.write("))")
 
 
@@ -119,6 +130,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def join_printed(self, values: Iterable[Any]) -> str:
         """`a ~ b`: what each value prints, joined."""
         return self.concat(map(str, values))
+
+    def contains(self, item: Any, container: Any) -> bool:
+        """`item in container`; a plain string would look for the covers of a masked one."""
+        if isinstance(item, MaskedStr) and isinstance(container, str):
+            return item in MaskedStr(container, self.mask)
+        return item in container
 
     def _bounded(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -18,7 +19,7 @@ THINK = ("<think>", "</think>")
 def whole(
     data: bytes, stops: Sequence[str], think: tuple[str, str] | None, opens_in_think: bool
 ) -> tuple[str, str, bool]:
-    """(content, reasoning, stopped) from the whole text at once, written from the rules and for clarity only."""
+    """(content, reasoning, stopped) from the whole text at once, written from the rules alone."""
     text, reasoning = data.decode("utf-8", "replace"), ""
     if think is not None:
         tagged = re.match(rf"\s*{re.escape(think[0])}(.*)", text, re.DOTALL)
@@ -43,7 +44,7 @@ def streamed(chunks: Iterable[bytes], **options: object) -> tuple[str, str, bool
 
 def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
     edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 PARTS = st.sampled_from(
