@@ -5,22 +5,21 @@
 #include "ops.h"
 
 static void scores_int8(const int8_t *q, int n, int64_t D, const int8_t *k, int32_t s[][CEC_PAGE]) {
-    for (int r = 0; r < n; r++) {
+    for (int r = 0; r < n; r++, q += D) {
         memset(s[r], 0, sizeof s[r]);
-        for (int64_t d = 0; d < D; d++)
-            for (int p = 0; p < CEC_PAGE; p++) s[r][p] += q[r * D + d] * k[(d / 4 * CEC_PAGE + p) * 4 + d % 4];
+        for (int64_t d = 0; d < D; d += 4)
+            for (int p = 0; p < CEC_PAGE; p++)
+                for (int j = 0; j < 4; j++) s[r][p] += q[d + j] * k[d * CEC_PAGE + p * 4 + j];
     }
 }
 
 static void values_int8(const uint8_t hi[][CEC_PAGE], const uint8_t lo[][CEC_PAGE], int n, int64_t D, const int8_t *v,
                         int groups, int32_t *o) {
-    for (int r = 0; r < n; r++)
-        for (int64_t d = 0; d < D; d++) {
-            int32_t sum = 0;
-            for (int p = 0; p < 4 * groups; p++)
-                sum += (128 * hi[r][p] + lo[r][p]) * v[(p / 4 * D + d) * 4 + p % 4];
-            o[r * D + d] = sum;
-        }
+    memset(o, 0, (size_t)(n * D) * sizeof *o);
+    for (int r = 0; r < n; r++, o += D)
+        for (int p = 0; p < 4 * groups; p += 4)
+            for (int64_t d = 0; d < D; d++)
+                for (int j = 0; j < 4; j++) o[d] += (128 * hi[r][p + j] + lo[r][p + j]) * v[p * D + d * 4 + j];
 }
 
 static inline float element(int kv, const void *part, int64_t i) {
