@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+import string
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tokenizers import Tokenizer as NativeTokenizer
@@ -25,15 +26,16 @@ class Tokenizer:
     """A byte-level or byte-fallback BPE read from the bytes of a tokenizer.json.
 
     `bos_id` is the id put before a prompt when `add_bos` is set; `eos_ids` end a generation.
+    A character whose bytes the vocabulary lacks (some control characters, in real ones) becomes U+FFFD.
     Raises ModelFileError `bad_tokenizer` for bytes the library cannot read, `unsupported_tokenizer` for
-    another kind of model, decoder or an incomplete byte alphabet.
+    another kind of model or decoder, or a vocabulary that cannot spell ASCII letters and U+FFFD.
     """
 
     def __init__(
         self, json_bytes: bytes, *, bos_id: int | None, add_bos: bool, eos_ids: Iterable[int]
     ) -> None:
         spec = _parse(json_bytes)
-        self._spell_bytes = _byte_speller(spec)
+        self._spell_bytes, self._missing = _byte_speller(spec)
         self._added: dict[int, dict[str, Any]] = {entry["id"]: entry for entry in spec["added_tokens"]}
         self._words: dict[int, str] = {index: word for word, index in spec["model"]["vocab"].items()}
         self._control = _build(spec)
@@ -53,17 +55,18 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text; never the id of an added token, whatever the text says."""
-        ids: list[int] = self._text.encode(_valid(text), add_special_tokens=False).ids
+        ids: list[int] = self._text.encode(self._spellable(text), add_special_tokens=False).ids
         return ids
 
     def encode_control(self, text: str) -> list[int]:
         """Ids of template text, added tokens recognised. No BOS is put before it."""
-        ids: list[int] = self._control.encode(_valid(text), add_special_tokens=False).ids
+        ids: list[int] = self._control.encode(self._spellable(text), add_special_tokens=False).ids
         return ids
 
     def split_control(self, text: str) -> list[int | str]:
         """Template text as a sequence of added-token ids and of the plain text between them."""
-        encoding = self._control.encode(_valid(text), add_special_tokens=False)
+        text = self._spellable(text)
+        encoding = self._control.encode(text, add_special_tokens=False)
         parts: list[int | str] = []
         done = 0
         for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -98,6 +101,21 @@ class Tokenizer:
             for name, index in named.items()
             if index is not None
         }
+
+    def _spellable(self, text: str) -> str:
+        """The text with U+FFFD for what the vocabulary cannot spell; the library would drop it unseen.
+
+        Raises RequestError `invalid_value` for lone surrogates.
+        """
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                "invalid_value", f"text holds a lone surrogate at character {error.start}", param="messages"
+            ) from None
+        if len(encoded.translate(None, self._missing)) == len(encoded):
+            return text
+        return "".join("\ufffd" if set(char.encode()) & set(self._missing) else char for char in text)
 
     def _spell(self, index: int) -> bytes:
         added = self._added.get(index)
@@ -147,7 +165,7 @@ def _without_added(spec: dict[str, Any]) -> dict[str, Any]:
     model["merges"] = [
         merge for merge in model["merges"] if all(word in model["vocab"] for word in _merge_words(merge))
     ]
-    # The alphabet is complete (checked by _byte_speller), so nothing is ever unknown.
+    # What the alphabet cannot spell is replaced before encoding, so nothing is ever unknown.
     model["unk_token"] = None
     return plain
 
@@ -157,25 +175,27 @@ def _merge_words(merge: str | list[str]) -> tuple[str, str, str]:
     return left, right, left + right
 
 
-def _byte_speller(spec: dict[str, Any]) -> Any:
-    """The function from a vocabulary word to its raw bytes, by the kind of decoder the file names."""
+def _byte_speller(spec: dict[str, Any]) -> tuple[Callable[[str], bytes], bytes]:
+    """The function from a vocabulary word to its raw bytes, by decoder kind, and the bytes it lacks."""
     kinds = _decoder_kinds(spec.get("decoder"))
     vocab = spec["model"]["vocab"]
     if "ByteLevel" in kinds:
-        alphabet, speller = list(_BYTE_OF), _spell_byte_level
+        alphabet, speller = {value: word for word, value in _BYTE_OF.items()}, _spell_byte_level
     elif "ByteFallback" in kinds and spec["model"].get("byte_fallback"):
-        alphabet, speller = [f"<0x{value:02X}>" for value in range(256)], _spell_byte_fallback
+        alphabet, speller = {value: f"<0x{value:02X}>" for value in range(256)}, _spell_byte_fallback
     else:
         raise ModelFileError(
             "unsupported_tokenizer",
             f"tokenizer decoder {kinds or None} is not supported, only ByteLevel and ByteFallback",
         )
-    missing = [word for word in alphabet if word not in vocab]
-    if missing:
+    missing = bytes(value for value in range(256) if alphabet[value] not in vocab)
+    needed = string.ascii_letters.encode() + "\ufffd".encode()
+    if set(missing) & set(needed):
         raise ModelFileError(
-            "unsupported_tokenizer", f"{len(missing)} of 256 bytes are not in the vocabulary"
+            "unsupported_tokenizer",
+            f"the vocabulary lacks {len(missing)} of 256 bytes, needed ones too",
         )
-    return speller
+    return speller, missing
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> list[str]:
@@ -209,14 +229,3 @@ def _spell_byte_fallback(word: str) -> bytes:
     if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
         return bytes([int(word[3:5], 16)])
     return word.replace(_SPACE_MARK, " ").encode()
-
-
-def _valid(text: str) -> str:
-    """Refuse lone surrogates: they cannot be encoded, and the library would fail without saying so."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            "invalid_value", f"text holds a lone surrogate at character {error.start}", param="messages"
-        ) from None
-    return text

@@ -211,3 +211,22 @@ def test_what_cannot_be_a_tokenizer(data: bytes, code: str) -> None:
 def test_ids_that_contradict_the_vocabulary(options: dict[str, Any]) -> None:
     with pytest.raises(ModelFileError, match="bad_tokenizer"):
         load(byte_level(), **options)
+
+
+def test_what_the_vocabulary_cannot_spell_becomes_the_replacement_character() -> None:
+    spec = byte_level()
+    missing = {"\u0104", "\u00f1"}  # how GPT-2's alphabet writes the bytes 0x04 and 0xf1
+    spec["model"]["vocab"] = {w: i for w, i in spec["model"]["vocab"].items() if w not in missing}
+    lacking = load(spec)
+    for text, shown in (("a\x04b", "a\ufffdb"), ("\U00040000", "\ufffd"), ("\x05 \u00e9", "\x05 \u00e9")):
+        assert lacking.decode(lacking.encode_text(text)) == shown
+        assert lacking.decode(lacking.encode_control(text)) == shown
+        assert "".join(part for part in lacking.split_control(text) if isinstance(part, str)) == shown
+
+
+def test_a_vocabulary_without_basic_bytes_is_refused() -> None:
+    spec = byte_level()
+    del spec["model"]["vocab"]["q"]
+    with pytest.raises(ModelFileError) as caught:
+        load(spec)
+    assert caught.value.code == "unsupported_tokenizer"
