@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped-query attention of one layer over the KV pages of a sequence.
 
-A call stores the keys and values of its tokens, then works through the pages: every query row (one head of one token)
-takes the partial of each page and merges them in page order. Rows are independent and the pages lie at absolute
-positions, so the bytes do not depend on how tokens come in chunks, nor on how the work is split over threads:
-many tokens are split into (KV head, token tile) items, few tokens over many pages into (KV head, page) items.
+A call stores the keys and values of its tokens, then works through the pages: every query row (one head of
+one token) takes the partial of each page and merges them in page order. Rows are independent and pages lie at
+absolute positions, so the bytes do not depend on how tokens come in chunks, nor on how the work is split:
+many tokens into (KV head, token tile) items, few tokens over many pages into (KV head, page) items.
 """
 
 cimport cython
@@ -17,8 +17,8 @@ from openmp cimport omp_get_thread_num
 
 from cecilia._kernels.buffer cimport Activations, Matrix, PageList, aligned_zeros
 from cecilia._kernels.isa cimport (
-    CEC_ALIGN, CEC_HEAD_MAX, CEC_KV_BF16, CEC_KV_F32, CEC_KV_INT8, CEC_PAGE, cec_attention_ops, cec_kv_part_bytes,
-    cec_pointwise_ops, cec_round_up, table,
+    CEC_ALIGN, CEC_HEAD_MAX, CEC_KV_BF16, CEC_KV_F32, CEC_KV_INT8, CEC_PAGE, cec_attention_ops,
+    cec_kv_part_bytes, cec_pointwise_ops, cec_round_up, table,
 )
 from cecilia._kernels.threads cimport reserve_scratch, scratch, team
 
@@ -31,7 +31,7 @@ cdef enum:
     # Rough speed of one thread, used only to decide how many threads a region deserves.
     DIMENSIONS_PER_NANOSECOND = 1
 
-# Room for the queries and the shared partials of one call. All layers use the same: one engine thread calls them.
+# Room for the queries and the shared partials of one call. All layers share it: one engine thread calls them.
 cdef char *workspace = NULL
 cdef int64_t workspace_bytes = 0
 
@@ -91,8 +91,8 @@ cdef void clear(Rows r, int64_t rows, int64_t D) noexcept nogil:
 cdef class Attention:
     """heads query heads over kv_heads key/value heads, each head_dim wide; kv names the page recipe.
 
-    This layer's part of a page starts at byte `offset` and takes `page_bytes`: for each KV head its K part, then its
-    V part. A call takes at most `capacity` tokens. Raises ValueError.
+    This layer's part of a page starts at byte `offset` and takes `page_bytes`: for each KV head its K part,
+    then its V part. A call takes at most `capacity` tokens. Raises ValueError.
     """
 
     cdef readonly int64_t heads, kv_heads, head_dim, page_bytes
@@ -100,7 +100,9 @@ cdef class Attention:
     cdef int recipe
     cdef int64_t offset, capacity, group, part
 
-    def __cinit__(self, *, int64_t heads, int64_t kv_heads, int64_t head_dim, str kv, int64_t offset, int64_t capacity):
+    def __cinit__(
+        self, *, int64_t heads, int64_t kv_heads, int64_t head_dim, str kv, int64_t offset, int64_t capacity
+    ):
         if kv not in RECIPES:
             raise ValueError(f"KV recipe {kv!r}; there are: {' '.join(RECIPES)}")
         if kv_heads < 1 or heads < 1 or heads % kv_heads:
@@ -114,24 +116,26 @@ cdef class Attention:
         self.recipe = RECIPES[kv]
         self.part = cec_kv_part_bytes(self.recipe, head_dim)
         self.page_bytes = 2 * self.part * kv_heads
-        reserve_workspace(self._queries_bytes(capacity) + (SPAN + 1) * kv_heads * self._rows_bytes(SPLIT_TOKENS))
+        cdef int64_t partials = (SPAN + 1) * kv_heads * self._rows_bytes(SPLIT_TOKENS)
+        reserve_workspace(self._queries_bytes(capacity) + partials)
         reserve_scratch(2 * self._rows_bytes(TILE_TOKENS) + TILE_TOKENS * self.group * sizeof(int32_t))
 
     def __call__(self, Matrix qkv not None, Matrix cos not None, Matrix sin not None, PageList pages not None,
                  int64_t first, int64_t tokens, Activations out not None):
-        """Attend from `tokens` new tokens at positions first, first + 1, ... to all positions up to their own.
+        """Attend from `tokens` new tokens, at positions first, first + 1, ..., to those up to their own.
 
         qkv [T, (heads + 2 kv_heads) head_dim]: query heads, key heads, value heads, not yet rotated; cos, sin
-        [T, head_dim / 2]: rotary angles of the new positions; pages: at least up to the last new position, filled
-        by earlier calls before `first`. Writes out [T, heads * head_dim].
+        [T, head_dim / 2]: rotary angles of the new positions; pages: up to the last new position at least,
+        filled by earlier calls before `first`. Writes out [T, heads * head_dim]. Raises ValueError.
         """
         cdef Call call
+        cdef int64_t D = self.head_dim
         if not 0 <= tokens <= self.capacity or tokens > qkv.rows or tokens > out.rows:
-            raise ValueError(f"{tokens} tokens, capacity {self.capacity}, from {qkv.rows} into {out.rows} rows")
-        if qkv.cols < (self.heads + 2 * self.kv_heads) * self.head_dim or out.cols != self.heads * self.head_dim:
-            raise ValueError(f"{self.heads} + 2 x {self.kv_heads} heads of {self.head_dim}: {qkv.cols} to {out.cols}")
-        if 2 * cos.cols != self.head_dim or 2 * sin.cols != self.head_dim or tokens > min(cos.rows, sin.rows):
-            raise ValueError(f"angles {cos.rows} x {cos.cols} and {sin.rows} x {sin.cols} for heads of {self.head_dim}")
+            raise ValueError(f"{tokens} tokens, capacity {self.capacity}, {qkv.rows} rows into {out.rows}")
+        if qkv.cols < (self.heads + 2 * self.kv_heads) * D or out.cols != self.heads * D:
+            raise ValueError(f"{self.heads} + 2 x {self.kv_heads} heads of {D}: {qkv.cols} to {out.cols}")
+        if 2 * cos.cols != D or 2 * sin.cols != D or tokens > min(cos.rows, sin.rows):
+            raise ValueError(f"angles {cos.rows} x {cos.cols}, {sin.rows} x {sin.cols} for heads of {D}")
         if first < 0 or first + tokens > pages.count * CEC_PAGE:
             raise ValueError(f"positions {first} to {first + tokens} in {pages.count} pages of {CEC_PAGE}")
         if tokens == 0:
@@ -166,7 +170,8 @@ cdef class Attention:
         cdef int64_t i
         with parallel(num_threads=threads):
             for i in prange(touched, schedule="static"):
-                self._store(c, i % self.kv_heads, page0 + i // self.kv_heads, <float *>scratch(omp_get_thread_num()))
+                self._store(c, i % self.kv_heads, page0 + i // self.kv_heads,
+                            <float *>scratch(omp_get_thread_num()))
             if not split:
                 # The last tiles see the most pages: they go first.
                 for i in prange(items, schedule="dynamic"):
@@ -219,7 +224,8 @@ cdef class Attention:
 
     cdef void _merge(self, Call *c, Rows total, Rows part, int64_t row) noexcept nogil:
         cdef int64_t D = self.head_dim
-        c.ops.merge(&total.m[row], &total.l[row], total.o + row * D, part.m[row], part.l[row], part.o + row * D, D)
+        c.ops.merge(&total.m[row], &total.l[row], total.o + row * D,
+                    part.m[row], part.l[row], part.o + row * D, D)
 
     cdef void _finish(self, Call *c, int64_t head, int64_t t0, int64_t tokens, Rows total) noexcept nogil:
         """out = o / l."""
@@ -246,7 +252,7 @@ cdef class Attention:
         self._finish(c, head, t0, tokens, total)
 
     cdef void _run_split(self, Call *c, int64_t pages, int threads) noexcept nogil:
-        """A call of few tokens: first the partials of SPAN pages, item by item, then their merging, row by row."""
+        """A call of few tokens: the partials of SPAN pages, item by item, then their merging, row by row."""
         cdef int64_t D = self.head_dim, rows = c.tokens * self.group, nbytes = self._rows_bytes(c.tokens)
         cdef char *area = workspace + self._queries_bytes(c.tokens)
         cdef char *parts = area + self.kv_heads * nbytes
@@ -258,10 +264,11 @@ cdef class Attention:
             span = min(SPAN, pages - start)
             with parallel(num_threads=threads):
                 for i in prange(self.kv_heads * span, schedule="static"):
-                    self._page(c, i // span, 0, c.tokens, start + i % span, <int32_t *>scratch(omp_get_thread_num()),
-                               rows_at(parts + i * nbytes, rows, D))
+                    self._page(c, i // span, 0, c.tokens, start + i % span,
+                               <int32_t *>scratch(omp_get_thread_num()), rows_at(parts + i * nbytes, rows, D))
                 for i in prange(self.kv_heads * rows, schedule="static"):
-                    self._merge_span(c, area + i // rows * nbytes, parts + i // rows * span * nbytes, span, i % rows)
+                    self._merge_span(c, area + i // rows * nbytes, parts + i // rows * span * nbytes, span,
+                                     i % rows)
         for i in range(self.kv_heads):
             self._finish(c, i, 0, c.tokens, rows_at(area + i * nbytes, rows, D))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row-wise operations that produce the input of linear layers. Rows are independent, so any split gives the same bytes."""
+"""Row-wise operations that produce the input of linear layers. Any split of the rows gives the same bytes."""
 
 from cython.parallel cimport prange
 from libc.stdint cimport int64_t
@@ -9,20 +9,21 @@ from cecilia._kernels.isa cimport cec_pointwise_ops, table
 from cecilia._kernels.threads cimport team
 
 cdef enum:
-    # Rough speed of one thread, quantising included, used only to decide how many threads a region deserves.
+    # Rough speed of one thread, quantising too, used only to decide how many threads a region deserves.
     VALUES_PER_NANOSECOND = 2
 
 
 def rmsnorm(Matrix x not None, Vector weight not None, float eps, Activations out not None, int64_t tokens,
             *, int64_t first=0):
-    """out[t] = x[first + t] / sqrt(mean(x[first + t]^2) + eps) * weight, for t < tokens. Raises ValueError."""
+    """out[t] = z / sqrt(mean(z^2) + eps) * weight of z = x[first + t], for t < tokens. Raises ValueError."""
     cdef int64_t t, cols = x.cols
+    cdef int threads = team(tokens * cols // VALUES_PER_NANOSECOND)
     cdef const cec_pointwise_ops *ops = table().pointwise
     if tokens < 0 or first < 0 or first + tokens > x.rows or tokens > out.rows:
         raise ValueError(f"rows {first} to {first + tokens} of {x.rows} into {out.rows}")
     if weight.size != cols or out.cols != cols:
         raise ValueError(f"a norm of {weight.size} from {cols} into {out.cols} columns")
-    for t in prange(tokens, nogil=True, schedule="static", num_threads=team(tokens * cols // VALUES_PER_NANOSECOND)):
+    for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
         ops.rmsnorm(x.p + (first + t) * cols, weight.p, eps, cols, out.f + t * cols)
         out.put(t, out.f + t * cols)
 
@@ -30,9 +31,10 @@ def rmsnorm(Matrix x not None, Vector weight not None, float eps, Activations ou
 def swiglu(Matrix gate_up not None, Activations out not None, int64_t tokens):
     """out[t] = silu(gate[t]) * up[t] for t < tokens; a row of gate_up is gate, then up. Raises ValueError."""
     cdef int64_t t, cols = out.cols, stride = gate_up.cols
+    cdef int threads = team(tokens * cols // VALUES_PER_NANOSECOND)
     cdef const cec_pointwise_ops *ops = table().pointwise
     if not 0 <= tokens <= gate_up.rows or tokens > out.rows or stride != 2 * cols:
         raise ValueError(f"{tokens} tokens of {gate_up.rows} x {stride} into {out.rows} x {cols}")
-    for t in prange(tokens, nogil=True, schedule="static", num_threads=team(tokens * cols // VALUES_PER_NANOSECOND)):
+    for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
         ops.swiglu(gate_up.p + t * stride, gate_up.p + t * stride + cols, cols, out.f + t * cols)
         out.put(t, out.f + t * cols)
