@@ -38,7 +38,7 @@ def refusal(data: bytes, folder: Path) -> str:
         convert(folder / "x.gguf", folder / "x.l3r")
     assert sorted(path.name for path in folder.iterdir()) == ["x.gguf"]
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return str(caught.value).replace(f" {folder / 'x.gguf'}:", "")
 
 
 def test_a_file_cut_anywhere_is_refused(sound: bytes, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "huge heads": ({"llama.attention.key_length": 1 << 30}, "partial rotary"),
     "epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "must be one finite number"),
     "missing layer": ({"llama.block_count": 3}, "the file has no tensor blk.2.attn_norm.weight"),
-    "extra layer": ({"llama.block_count": 1}, "tensor blk.1.attn_k.weight, one of 9 too many"),
+    "extra layer": ({"llama.block_count": 1}, "tensor 'blk.1.attn_k.weight', one of 9 too many"),
     "shape": ({"llama.feed_forward_length": 128}, r"blk.0.ffn_gate.weight is [96, 64]; expected [128, 64]"),
     "vocabulary": ({"llama.vocab_size": 299}, "token_embd.weight has 300 rows, llama.vocab_size is 299"),
     "tokenizer model": ({"tokenizer.ggml.model": "llama"}, "the tokenizer model 'llama'; supported: gpt2"),
@@ -195,7 +195,7 @@ def _not_finite(tensors: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (_bias, "biases are not supported (tensor blk.0.attn_q.bias"),
+        (_bias, "biases are not supported (tensor 'blk.0.attn_q.bias'"),
         (_no_embedding, "no matrix token_embd.weight"),
         (_not_finite, "the tensor 'blk.1.ffn_up.weight' holds values that are not finite"),
     ],
@@ -208,6 +208,28 @@ def test_wrong_tensors_are_refused_by_name(edit: tiny_gguf.Edit, expected: str, 
 def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "x.gguf", architecture="gemma3")
     assert "'gemma3'; supported: llama" in refusal((tmp_path / "x.gguf").read_bytes(), tmp_path)
+
+
+def test_every_refusal_names_the_file(sound: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(sound[:100])
+    with pytest.raises(ModelFileError, match=rf"truncated_model: {path}: the file ends at byte 100"):
+        convert(path, tmp_path / "x.l3r")
+
+
+def test_a_file_the_system_refuses_is_unreadable(
+    sound: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("tools.convert.gguf_source.check_gguf", refuse)
+    assert refusal(sound, tmp_path) == "file_unreadable: Permission denied"
+
+
+def test_names_with_line_breaks_stay_on_one_line(tmp_path: Path) -> None:
+    tiny_gguf.write(tmp_path / "x.gguf", keys={"llama.a\nb": 1})
+    assert r"key 'llama.a\nb'" in refusal((tmp_path / "x.gguf").read_bytes(), tmp_path)
 
 
 def test_the_command_ends_with_one_line_and_exit_code_3(

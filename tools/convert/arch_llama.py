@@ -79,7 +79,7 @@ def hyper(source: GgufSource) -> dict[str, Any]:
     """The hyper-parameters for the metadata; raises ModelFileError for anything outside the envelope."""
     for key in source.metadata_keys():
         if key.startswith(f"{NAME}.") and key not in _KNOWN_KEYS:
-            raise ModelFileError("unsupported_model", f"{_feature(key)} not supported (key {key})")
+            raise ModelFileError("unsupported_model", f"{_feature(key)} not supported (key {key!r})")
     width = _positive(source, "embedding_length")
     heads = _positive(source, "attention.head_count")
     if source.value(f"{NAME}.attention.key_length") is None and width % heads:
@@ -133,7 +133,7 @@ def check_tensors(source: GgufSource, wanted: list[Mapped]) -> None:
         name = extra[0]
         raise ModelFileError(
             "unsupported_model",
-            f"{_feature(name)} not supported (tensor {name}, one of {len(extra)} too many)",
+            f"{_feature(name)} not supported (tensor {name!r}, one of {len(extra)} too many)",
         )
     for tensor in wanted:
         if tensor.source not in source.tensors:

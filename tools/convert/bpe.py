@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from cecilia.errors import ModelFileError
 
+from .gguf_source import shown
+
 # The split of GPT-2; what follows are the patterns llama.cpp applies, one after the other, under each name.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
@@ -40,12 +42,12 @@ def tokenizer_json(tokens: list[str], merges: list[str], added: list[AddedToken]
     if pre not in PRE_TOKENIZERS:
         raise ModelFileError(
             "unsupported_tokenizer",
-            f"the pre-tokenizer {pre!r}; supported: {' '.join(sorted(PRE_TOKENIZERS))}",
+            f"the pre-tokenizer {shown(pre)}; supported: {' '.join(sorted(PRE_TOKENIZERS))}",
         )
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-        raise ModelFileError("damaged_tokenizer", f"the token {twice!r} appears twice")
+        raise ModelFileError("damaged_tokenizer", f"the token {shown(twice)} appears twice")
     document = {
         "version": "1.0",
         "truncation": None,
@@ -90,6 +92,6 @@ def _merge(index: int, merge: str, vocabulary: dict[str, int]) -> list[str]:
     parts = merge.split(" ")
     if len(parts) != 2 or not all(part in vocabulary for part in (*parts, "".join(parts))):
         raise ModelFileError(
-            "damaged_tokenizer", f"merge {index}, {merge!r}, does not join two tokens into a third"
+            "damaged_tokenizer", f"merge {index}, {shown(merge)}, does not join two tokens into a third"
         )
     return parts

@@ -38,9 +38,13 @@ class GgufSource:
             raise UsageError(
                 "missing_dependency", "reading GGUF needs the extra 'convert': pip install 'cecilia[convert]'"
             ) from None
+        self.path = path
         sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
-        check_gguf(path, sizes)
-        reader = gguf.GGUFReader(path)
+        try:
+            check_gguf(path, sizes)
+            reader = gguf.GGUFReader(path)
+        except OSError as error:
+            raise ModelFileError("file_unreadable", error.strerror or str(error)) from None
         # Plain values, taken at once: the reader keeps an array object for every element of every list.
         self._values = {key: field.contents() for key, field in reader.fields.items()}
         self.tensors: dict[str, SourceTensor] = {}
@@ -62,7 +66,7 @@ class GgufSource:
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ModelFileError(
-                "invalid_metadata", f"{key} is {_short(value)}; it must be one non-negative integer"
+                "invalid_metadata", f"{key} is {shown(value)}; it must be one non-negative integer"
             )
         return value
 
@@ -70,9 +74,7 @@ class GgufSource:
         """A finite number; float32 values come back as the shortest decimal that means them."""
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise ModelFileError(
-                "invalid_metadata", f"{key} is {_short(value)}; it must be one finite number"
-            )
+            raise ModelFileError("invalid_metadata", f"{key} is {shown(value)}; it must be one finite number")
         single = np.float32(value)
         return float(str(single)) if float(single) == value else float(value)
 
@@ -80,14 +82,14 @@ class GgufSource:
         """A truth value."""
         value = self._required(key, default)
         if not isinstance(value, bool):
-            raise ModelFileError("invalid_metadata", f"{key} is {_short(value)}; it must be true or false")
+            raise ModelFileError("invalid_metadata", f"{key} is {shown(value)}; it must be true or false")
         return value
 
     def text(self, key: str) -> str | None:
         """A string, None when the key is absent."""
         value = self.value(key)
         if value is not None and not isinstance(value, str):
-            raise ModelFileError("invalid_metadata", f"{key} is {_short(value)}; it must be a string")
+            raise ModelFileError("invalid_metadata", f"{key} is {shown(value)}; it must be a string")
         return value
 
     def array(self, key: str, kind: type) -> list[Any]:
@@ -106,6 +108,7 @@ class GgufSource:
         return value
 
 
-def _short(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value from the file as one short line for an error message."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

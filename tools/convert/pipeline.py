@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import shutil
 import time
@@ -14,13 +15,14 @@ import numpy as np
 
 from cecilia import __version__
 from cecilia.errors import CeciliaError, ModelFileError, UsageError
+from cecilia.formats.l3r_layout import naming
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
 from cecilia.formats.quant import FORMATS, TILE, Blocks, dequantise, pack, quantise, tensor_bytes
 
 from . import arch_llama
 from .arch_llama import Mapped
 from .gguf_blocks import SourceType, source_type
-from .gguf_source import GgufSource, SourceTensor
+from .gguf_source import GgufSource, SourceTensor, shown
 from .progress import Progress
 from .vocabulary import Vocabulary, sampling_defaults, vocabulary
 
@@ -93,19 +95,21 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     """
     options = options or Options()
     _check_paths(source_path, out)
-    source = GgufSource(source_path)
-    architecture = source.text("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise ModelFileError(
-            "unsupported_architecture",
-            f"the architecture {architecture!r}; supported: {' '.join(ARCHITECTURES)}",
-        )
-    arch = ARCHITECTURES[architecture]
-    hyper = arch.hyper(source)
-    mapped = list(arch.tensors(hyper))
-    arch.check_tensors(source, mapped)
     report = Report(out)
-    steps = [_plan(tensor, source.tensors[tensor.source], options.quant, report) for tensor in mapped]
+    with naming(source_path):
+        with Progress("read header", source_path.stat().st_size):
+            source = GgufSource(source_path)
+        architecture = source.text("general.architecture")
+        if architecture not in ARCHITECTURES:
+            raise ModelFileError(
+                "unsupported_architecture",
+                f"the architecture {shown(architecture)}; supported: {' '.join(ARCHITECTURES)}",
+            )
+        arch = ARCHITECTURES[architecture]
+        hyper = arch.hyper(source)
+        mapped = list(arch.tensors(hyper))
+        arch.check_tensors(source, mapped)
+        steps = [_plan(tensor, source.tensors[tensor.source], options.quant, report) for tensor in mapped]
     words = vocabulary(source, options.tokenizer, hyper["vocab"])
     _check_room(out, sum(step.nbytes for step in steps))
     metadata = {
@@ -152,7 +156,7 @@ def _check_paths(source: Path, out: Path) -> None:
 
 def _check_room(out: Path, needed: int) -> None:
     """Refuse early what could not be finished, after removing what killed conversions of this file left."""
-    for stale in out.parent.glob(f".{out.name}.*.partial"):
+    for stale in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
         if time.time() - stale.stat().st_mtime > _STALE_SECONDS:  # a younger one may be at work
             stale.unlink(missing_ok=True)
     free = shutil.disk_usage(out.parent).free

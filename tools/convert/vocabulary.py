@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cecilia.errors import ModelFileError, UsageError
+from cecilia.formats.l3r_layout import naming
 
 from .bpe import AddedToken, byte_alphabet, tokenizer_json
-from .gguf_source import GgufSource
+from .gguf_source import GgufSource, shown
 
 MAX_TEMPLATE_BYTES = 64 << 10
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -43,12 +44,14 @@ def vocabulary(source: GgufSource, choice: str | None, size: int) -> Vocabulary:
     three markers, anything else is the path of a tokenizer.json.
     """
     if choice is None:
-        return _from_gguf(source, size)
+        with naming(source.path):
+            return _from_gguf(source, size)
     if choice == "none":
         return Vocabulary(None, None, _text(None, False, [], None))
     if choice == "byte":
         return byte_vocabulary(size)
-    return _from_file(source, Path(choice), size)
+    with naming(choice):
+        return _from_file(source, Path(choice), size)
 
 
 def byte_vocabulary(size: int) -> Vocabulary:
@@ -76,7 +79,8 @@ def _from_gguf(source: GgufSource, size: int) -> Vocabulary:
     model = source.text("tokenizer.ggml.model")
     if model != "gpt2":
         raise ModelFileError(
-            "unsupported_tokenizer", f"the tokenizer model {model!r}; supported: gpt2 (or give --tokenizer)"
+            "unsupported_tokenizer",
+            f"the tokenizer model {shown(model)}; supported: gpt2 (or give --tokenizer)",
         )
     pre = source.text("tokenizer.ggml.pre")
     if pre is None:
@@ -107,7 +111,7 @@ def _from_file(source: GgufSource, path: Path, size: int) -> Vocabulary:
     except OSError as error:
         raise UsageError("tokenizer_unreadable", f"{path}: {error.strerror}") from None
     if len(document) > MAX_TOKENIZER_BYTES:
-        raise ModelFileError("damaged_tokenizer", f"{path} is larger than {MAX_TOKENIZER_BYTES} bytes")
+        raise ModelFileError("damaged_tokenizer", f"larger than {MAX_TOKENIZER_BYTES} bytes")
     check_tokenizer(document, size)
     added = [
         AddedToken(token["id"], token["content"], token["special"])
