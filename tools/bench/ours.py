@@ -63,7 +63,7 @@ def time_prefill(runner: Feeder, n: int) -> float:
 
 
 def time_decode(runner: Feeder, depth: int, n: int) -> float:
-    """Seconds that `n` tokens take one by one, each the likeliest after the one before, behind `depth` others."""
+    """Seconds that `n` tokens take one by one behind `depth` others, each the likeliest after the last."""
     runner.reset()
     logits = runner.feed(tokens(runner, depth))
     start = time.perf_counter()
@@ -101,7 +101,7 @@ def run(
         runner.close()
     return {
         "engine": "cecilia",
-        "isa": isa.active(),
+        "isa": isa.name(),
         "profile": profile,
         "threads": threads,
         "load_seconds": load_seconds,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure depends on besides the program: the machine, its memory bandwidth now, the process's memory."""
+"""What a figure depends on besides the program: the machine, its memory bandwidth, the memory taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NICE = -20
 
 
 class BandwidthProbe:
-    """Reads a large array on one thread; the best of a few passes says what the memory gives at this moment."""
+    """Reads a large array on one thread; the best of a few passes is what the memory gives now."""
 
     def __init__(self, nbytes: int = PROBE_BYTES) -> None:
         self._data = np.ones(nbytes // 8, np.int64)
