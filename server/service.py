@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from server import listen, log
 from server.app import App
 from server.config import Config
 from server.gate import Gate, Phase
-from server.http.connection import Connection
+from server.http.connection import Connection, Connections
 from server.openai.chat import ChatService
 from server.origin import OriginPolicy, is_loopback
 from server.pages import load_page
@@ -56,7 +55,7 @@ class Service:
     def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
         self._config = config
         self._sockets = sockets
-        self._connections: set[Connection] = set()
+        self._connections = Connections()
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self.ready = asyncio.Event()
@@ -127,10 +126,7 @@ class Service:
 
     async def _until_loaded(self, worker: Worker) -> None:
         """Wait for the engine, or for a signal; raises what loading raised."""
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        waited: set[asyncio.Future[Any]] = {worker.loaded, stopping}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await _first(asyncio.wait({worker.loaded}), self._stopping.wait())
         if worker.loaded.done():
             worker.loaded.result()
 
@@ -150,15 +146,19 @@ class Service:
 
     async def _drain(self) -> None:
         """Idle connections close at once, busy ones after their answer, all of them after a while."""
-        for connection in list(self._connections):
+        for connection in self._connections:
             connection.drain()
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        deadline = time.monotonic() + DRAIN_SECONDS
-        while self._connections and not hurry.done() and time.monotonic() < deadline:
-            await asyncio.wait({hurry}, timeout=0.05)
-        hurry.cancel()
-        for connection in list(self._connections):
+        await _first(self._connections.all_gone(), self._hurry.wait(), timeout=DRAIN_SECONDS)
+        for connection in self._connections:
             connection.abort()
+
+
+async def _first(*waits: Coroutine[Any, Any, object], timeout: float | None = None) -> None:
+    """Wait until one of `waits` is over, or the time; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 class _Progress:

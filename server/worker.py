@@ -194,6 +194,7 @@ class Worker:
 
     def stop(self, timeout: float) -> bool:
         """Cancel what runs, close the engine, end the thread; False when it did not end in time."""
+        self.loaded.cancel()  # nobody waits for a load that ends from here on
         if self._thread is None:
             return True
         if self._job is not None:

@@ -60,7 +60,8 @@ class Server:
         self._ready = threading.Event()
         self.log: list[str] = []
         self.address = ("", 0)
-        threading.Thread(target=self._read_log, daemon=True).start()
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
         if not self._ready.wait(PATIENCE) or not self.address[1]:
             self.stop()
             raise SoakError("the server did not start: " + "".join(self.log[-3:]).strip())
@@ -71,17 +72,20 @@ class Server:
 
     def _read_log(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.log.append(line)
-            if found := re.search(r"^service_ready address=http://([^ :]+):(\d+)", line):
-                self.address = (found[1], int(found[2]))
-                self._ready.set()
+        with self._process.stderr as lines:
+            for line in lines:
+                self.log.append(line)
+                if found := re.search(r"^service_ready address=http://([^ :]+):(\d+)", line):
+                    self.address = (found[1], int(found[2]))
+                    self._ready.set()
         self._ready.set()
 
     def stop(self) -> int:
         """Ask it to end; returns the exit code."""
         self._process.terminate()
-        return self._process.wait(PATIENCE)
+        code = self._process.wait(PATIENCE)
+        self._reader.join()
+        return code
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ class Storm:
     def _leave(self, kind: str) -> None:
         stream = kind in ("prefill", "mid-stream") or self._random.random() < 0.5
         long = kind == "prefill"
-        text = self._question() * (self._random.randint(20, 60) if long else 1)
+        text = self._question() * (self._random.randint(10, 30) if long else 1)
         head, body = request(stream=stream, tokens=self._random.randint(8, 40), text=text)
         client = Client(self._server.address)
         if kind == "head":

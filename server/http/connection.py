@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,15 +37,42 @@ class Deadlines:
     linger: float = 1.0
 
 
+class Connections:
+    """The live connections of a server."""
+
+    def __init__(self) -> None:
+        self._open: set[Connection] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._open))
+
+    def add(self, connection: Connection) -> None:
+        """A client has come."""
+        self._open.add(connection)
+        self._none.clear()
+
+    def discard(self, connection: Connection) -> None:
+        """A client has gone."""
+        self._open.discard(connection)
+        if not self._open:
+            self._none.set()
+
+    async def all_gone(self) -> None:
+        """Wait until none is left."""
+        await self._none.wait()
+
+
 class Connection(asyncio.Protocol):
-    """Serves one request at a time; `open_connections` holds every live connection of the server."""
+    """Serves one request at a time; `open_connections` holds it while it lives."""
 
     def __init__(
         self,
         handler: Handler,
         *,
         clock: Clock,
-        open_connections: set[Connection],
+        open_connections: Connections,
         limits: Limits | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
@@ -191,10 +218,10 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, exchange: Exchange, error: ApiError) -> None:
         """Answer with the error; when the answer has begun it can only be cut off."""
-        if exchange.started:
-            self.abort()
-        else:
+        if not exchange.started:
             exchange.send(error_response(error))
+        elif not exchange.finished:
+            self.abort()
 
     def _after(self, exchange: Exchange) -> None:
         """The answer is complete: reuse the connection or close it."""

@@ -28,6 +28,8 @@ from server.openai.messages import parse_messages
 MAX_DEPTH = 64
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
+# A drawn seed is told in the answer, and JavaScript has no integers beyond 53 bits.
+SEED_BITS = 53
 
 Body = dict[str, Any]
 
@@ -84,7 +86,7 @@ def parse_chat(
     body: Body,
     *,
     defaults: Mapping[str, float],
-    draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
 ) -> ChatCall:
     """Validate a chat request. `defaults` are the model's sampling defaults."""
     if "messages" not in body:

@@ -11,7 +11,7 @@ from typing import Any
 from cecilia.errors import CeciliaError
 from server.app import App
 from server.gate import Gate, Phase
-from server.http.connection import Connection
+from server.http.connection import Connection, Connections
 from server.openai.chat import ChatService
 from server.origin import OriginPolicy
 from server.pages import load_page
@@ -36,7 +36,7 @@ class Desk:
         )
         policy = OriginPolicy(loopback_only=True, machine_name="board")
         self.app = App(service, policy=policy, chat_page=load_page("chat.html"))
-        self.connections: set[Connection] = set()
+        self.connections = Connections()
         if loads:
             self.worker.start(lambda: engine)
 

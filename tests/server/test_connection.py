@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from server.errors import ApiError
-from server.http.connection import READ_AHEAD, Connection, Deadlines
+from server.http.connection import READ_AHEAD, Connection, Connections, Deadlines
 from server.http.exchange import Exchange
 from server.http.responses import Response
 from tests.server.fakes import FakeClock, FakeTransport, read_answers
@@ -30,7 +30,7 @@ class Peer:
 
     def __init__(self, handler: Callable[[Exchange], Awaitable[None]] = echo) -> None:
         self.clock = FakeClock()
-        self.open: set[Connection] = set()
+        self.open = Connections()
         self.connection = Connection(handler, clock=self.clock, open_connections=self.open, limits=LIMITS)
         self.transport = FakeTransport(self.connection)
         self.connection.connection_made(self.transport)
@@ -155,7 +155,7 @@ async def test_an_idle_connection_is_closed() -> None:
         assert not peer.transport.closed
         peer.clock.advance(0.02)
         assert peer.transport.closed
-        assert peer.open == set()
+        assert list(peer.open) == []
 
 
 async def test_no_deadline_runs_while_an_answer_is_in_work() -> None:
