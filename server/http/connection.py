@@ -161,9 +161,11 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Close once everything sent is taken."""
+        """Close once everything sent is taken, or the peer has taken nothing of it for too long."""
         if self._transport is not None:
             self._transport.close()
+            if unsent := self._unsent():
+                self._watch_stall(unsent)
 
     def abort(self) -> None:
         """Close at once."""

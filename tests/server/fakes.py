@@ -68,7 +68,7 @@ class FakeTransport(asyncio.Transport):
         self.high = self.low = 0
         self.reading = True
         self.wrote_eof = False
-        self.closed = False
+        self.closed = self.lost = False
         self.aborted = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -89,6 +89,8 @@ class FakeTransport(asyncio.Transport):
         before, self.unsent = self.unsent, self.unsent - count
         if before > self.low >= self.unsent:
             self.protocol.resume_writing()
+        if self.closed and self.unsent == 0:
+            self._lose()
 
     def can_write_eof(self) -> bool:
         return True
@@ -103,13 +105,18 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
 
     def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.protocol.connection_lost(None)
+        self.closed = True
+        if self.unsent == 0:
+            self._lose()
 
     def abort(self) -> None:
-        self.aborted = True
-        self.close()
+        self.closed = self.aborted = True
+        self._lose()
+
+    def _lose(self) -> None:
+        if not self.lost:
+            self.lost = True
+            self.protocol.connection_lost(None)
 
 
 @dataclass

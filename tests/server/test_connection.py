@@ -281,6 +281,21 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
     assert peer.clock.pending == 0
 
 
+async def test_a_reader_that_never_takes_the_end_is_cut_off() -> None:
+    patient, dead = Peer(), Peer()
+    for peer in (patient, dead):
+        peer.transport.stuck = True
+        await peer.send(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert peer.transport.closed
+        assert not peer.transport.lost
+    patient.transport.take(patient.transport.unsent)
+    for peer in (patient, dead):
+        peer.clock.advance(DEADLINES.write_stall)
+        assert peer.transport.lost
+        assert peer.clock.pending == 0
+    assert (patient.transport.aborted, dead.transport.aborted) == (False, True)
+
+
 async def test_pipelined_bytes_are_bounded() -> None:
     go = asyncio.Event()
 
