@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from server.http.parser import ContinueWanted, Event, Limits, Parser, Refused, Request
 
@@ -183,3 +185,18 @@ def test_a_head_answer_has_no_body() -> None:
     wire = bytes(answers(CORPUS["head"][0]).wire)
     assert wire.endswith(b"\r\n\r\n")
     assert b"Content-Length: 0" not in wire
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(CORPUS)), st.data())
+def test_damaged_requests_are_parsed_or_refused_however_they_are_cut(name: str, data: st.DataObject) -> None:
+    damaged = bytearray(CORPUS[name][0])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+        if not damaged:
+            return
+    cut = data.draw(st.integers(0, len(damaged)))
+    whole = answers(bytes(damaged)).wire
+    assert answers(bytes(damaged[:cut]), bytes(damaged[cut:])).wire == whole
+    assert answers(*(bytes(damaged[at : at + 1]) for at in range(len(damaged)))).wire == whole
