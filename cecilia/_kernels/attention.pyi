@@ -4,6 +4,10 @@ from cecilia._kernels.buffer import Activations, Matrix, PageList
 class Attention:
     """GQA over the KV pages of one layer; heads, widths and the page offset are bound at load."""
 
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv: str
     page_bytes: int
     def __init__(
         self, *, heads: int, kv_heads: int, head_dim: int, kv: str, offset: int, capacity: int

@@ -208,6 +208,20 @@ def test_zero_rows(name: str, kv: str) -> None:
     assert not OneLayer(shape, kv, 66).run(np.zeros_like(qkv), [66]).any()
 
 
+@pytest.mark.parametrize("name", isa.available())
+@pytest.mark.parametrize("kv", RECIPES)
+@pytest.mark.parametrize("size", [1e-25, 1e-37, 1e-42])
+def test_tiny_values(name: str, kv: str, size: float) -> None:
+    """Small values keep their precision; below 2^-100 int8 may take them for zeros."""
+    isa.use(name)
+    shape = Shape(2, 1, 32)
+    qkv = random_qkv(shape, 66)
+    qkv[:, 3 * 32 :] *= np.float32(size)
+    got = OneLayer(shape, kv, 66).run(qkv, [66])
+    want, largest = reference(qkv, shape, kv)
+    assert np.abs(got - want).max() < max(tolerance(kv, largest), 2.0**-100 if kv == "int8" else 2.0**-140)
+
+
 # ---- the same bytes ----
 
 

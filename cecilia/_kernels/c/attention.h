@@ -95,8 +95,9 @@ CEC_INLINE float cec_split_weights(const float e[CEC_PAGE], const float *scales,
                                    uint8_t lo[CEC_PAGE]) {
     float w[CEC_PAGE];
     int32_t bits = 0;
+    for (int p = 0; p < CEC_PAGE; p++) w[p] = e[p] * scales[p];
     for (int p = 0; p < CEC_PAGE; p++) {
-        w[p] = p < valid ? e[p] * scales[p] : 0;
+        w[p] = p < valid ? w[p] : 0;
         const int32_t magnitude = (int32_t)(cec_f32_bits(w[p]) & 0x7fffffffu);
         bits = magnitude > bits ? magnitude : bits;
     }
