@@ -2,7 +2,7 @@
 """`python -m tools.bench.peers`: this engine beside llama.cpp on the same weights, in turns.
 
 Each round is a bandwidth probe, then each engine in a fresh process, warmed up. Rounds whose probe is under
-70 % of the median probe are dropped: a neighbour had the memory then. What is compared are medians of the rest.
+70 % of the median probe are dropped: a neighbour had the memory then. Medians of the rest are compared.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic and the bookkeeping of the benches; no speed is asserted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cecilia.errors import CeciliaError, UsageError
+from tools.bench import layout, ours, peer_build, peers, system
+
+
+class Counter:
+    """Stands for an engine: notes how many tokens it was fed since the last reset, call by call."""
+
+    vocab = 50
+
+    def __init__(self) -> None:
+        self.sessions: list[list[int]] = []
+
+    def reset(self) -> None:
+        self.sessions.append([])
+
+    def feed(self, tokens: Sequence[int]) -> Any:
+        assert all(0 <= token < self.vocab for token in tokens)
+        self.sessions[-1].append(len(tokens))
+        return np.arange(self.vocab, dtype=np.float32)
+
+
+def test_what_is_timed() -> None:
+    engine = Counter()
+    found = ours.measure(engine, [128], [7], repeats=2)
+    warm_up, *measured = engine.sessions
+    assert warm_up[0] == ours.WARM_UP
+    assert measured == [[128], [128], [7] + [1] * 32, [7] + [1] * 32]
+    assert {name: len(values) for name, values in found.items()} == {"prefill 128": 2, "decode 7": 2}
+
+
+def test_lists_of_numbers() -> None:
+    assert ours.numbers("1,20") == [1, 20]
+    assert ours.numbers("") == []
+    for bad in ("0", "1,-2", "x"):
+        with pytest.raises(ValueError, match="."):
+            ours.numbers(bad)
+
+
+def round_of(probe: float, mine: float, peer: float) -> peers.Round:
+    return peers.Round(probe, {"ours": {"decode 128": mine}, "llama.cpp": {"decode 128": peer}})
+
+
+def test_rounds_with_a_slow_probe_are_dropped() -> None:
+    rounds = [round_of(p, 1, 1) for p in (10.0, 7.0, 6.9, 10.0, 12.0)]  # the median is 10
+    assert [r.probe for r in peers.kept(rounds)] == [10.0, 7.0, 10.0, 12.0]
+
+
+def test_the_ratio_is_that_of_the_medians() -> None:
+    rounds = [round_of(1, 30, 10), round_of(1, 20, 40), round_of(1, 10, 16)]
+    assert peers.table(rounds, 2) == ["| decode 128 | 2 | 10.0 / 20.0 / 30.0 | 10.0 / 16.0 / 40.0 | 1.25 |"]
+
+
+def test_lines_of_the_peer() -> None:
+    lines = [
+        '{"n_prompt": 512, "n_gen": 0, "n_depth": 0, "samples_ts": [700.5]}',
+        '{"n_prompt": 0, "n_gen": 32, "n_depth": 1024, "samples_ts": [27.25]}',
+    ]
+    assert peers.peer_speeds("\n".join(lines)) == {"prefill 512": 700.5, "decode 1024": 27.25}
+
+
+def test_a_process_that_fails_is_named_with_its_last_words() -> None:
+    done = peers.watch([sys.executable, "-c", "print('out')"])
+    assert done.stdout == "out\n"
+    with pytest.raises(CeciliaError, match="ended with 3: last words") as error:
+        peers.watch([sys.executable, "-c", "import sys; print('last words', file=sys.stderr); sys.exit(3)"])
+    assert error.value.code == "bench_failed"
+
+
+def test_memory_of_a_process() -> None:
+    found = system.memory_kib()
+    assert found["VmHWM"] >= found["RssAnon"] > 0
+    assert system.memory_kib(os.getpid()).keys() == {"VmHWM", "RssAnon", "RssFile"}
+    assert system.memory_kib(2**22 + 1) == {}  # above the largest pid there can be
+
+
+def test_the_log_names_no_folder_of_this_machine() -> None:
+    assert peers._public(["--peer-build", "/home/me/build", "--rounds", "5"]) == [
+        "--peer-build",
+        "build",
+        "--rounds",
+        "5",
+    ]
+
+
+def test_a_missing_peer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="llama-bench is not there"):
+        peer_build.program(tmp_path)
+
+
+def test_the_barrier_is_put_in_once(tmp_path: Path) -> None:
+    source = tmp_path / "mmq.cpp"
+    source.write_text("{\n    _tile_loadconfig(&tc);\n}\n")
+    for _ in range(2):
+        peer_build._keep_tile_stores(source)
+        lines = source.read_text().splitlines()
+        assert [line.strip().split("(")[0] for line in lines] == [
+            "{",
+            "__asm__ volatile",
+            "_tile_loadconfig",
+            "}",
+        ]
+    source.write_text("something else")
+    with pytest.raises(CeciliaError, match="_tile_loadconfig"):
+        peer_build._keep_tile_stores(source)
+
+
+def test_marked_loops_are_taken_out_of_an_assembly() -> None:
+    text = '\tnop\n// LLVM-MCA-BEGIN q4_16x4\n// 0 "" 2\n#NO_APP\n\tadd\tx0, x0, 1\n#APP\n// LLVM-MCA-END\n\tret\n'
+    assert list(layout.regions(text)) == [("q4_16x4", "\tadd\tx0, x0, 1\n")]
+
+
+def test_weights_per_cycle() -> None:
+    assert layout.weights_per_cycle("q8_16x4", "...\nBlock RThroughput: 20.0\n") == pytest.approx(
+        16 * 32 / 20
+    )
+    with pytest.raises(CeciliaError):
+        layout.weights_per_cycle("q8_16x4", "nothing")
