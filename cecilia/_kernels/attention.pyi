@@ -13,5 +13,12 @@ class Attention:
         self, *, heads: int, kv_heads: int, head_dim: int, kv: str, offset: int, capacity: int
     ) -> None: ...
     def __call__(
-        self, qkv: Matrix, cos: Matrix, sin: Matrix, pages: PageList, first: int, tokens: int, out: Activations
+        self,
+        qkv: Matrix,
+        cos: Matrix,
+        sin: Matrix,
+        pages: PageList,
+        first: int,
+        tokens: int,
+        out: Activations,
     ) -> None: ...
