@@ -35,11 +35,12 @@ class Tokenizer:
         self, json_bytes: bytes, *, bos_id: int | None, add_bos: bool, eos_ids: Iterable[int]
     ) -> None:
         spec = _parse(json_bytes)
+        self._control = _build(json_bytes)  # the library checks all the rest before we look closer
+        spec.setdefault("added_tokens", [])
         self._spell_bytes, self._missing = _byte_speller(spec)
         self._added: dict[int, dict[str, Any]] = {entry["id"]: entry for entry in spec["added_tokens"]}
         self._words: dict[int, str] = {index: word for word, index in spec["model"]["vocab"].items()}
-        self._control = _build(spec)
-        self._text = _build(_without_added(spec))
+        self._text = _build(json.dumps(_without_added(spec)).encode())
         self._cache: dict[int, bytes] = {}
         self.vocab_size: int = 1 + max(max(self._words, default=-1), max(self._added, default=-1))
         self.bos_id = bos_id
@@ -138,18 +139,19 @@ def _parse(json_bytes: bytes) -> dict[str, Any]:
         )
     if not isinstance(model.get("vocab"), dict) or not isinstance(model.get("merges"), list):
         raise ModelFileError("bad_tokenizer", "tokenizer.json has no vocab or no merges")
-    _build(spec)  # the library checks all the rest before we look closer
-    spec.setdefault("added_tokens", [])
-    # Padding, truncation and BOS rules of the file would change what is encoded behind the caller's back.
-    spec.update(truncation=None, padding=None, post_processor=None)
     return dict(spec)
 
 
-def _build(spec: dict[str, Any]) -> NativeTokenizer:
+def _build(json_bytes: bytes) -> NativeTokenizer:
     try:
-        return NativeTokenizer.from_str(json.dumps(spec))
+        tokenizer = NativeTokenizer.from_buffer(json_bytes)
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every fault of the JSON
         raise ModelFileError("bad_tokenizer", f"tokenizer.json cannot be read: {error}") from None
+    # Padding and truncation rules of the file would change what is encoded behind the caller's back; its
+    # post-processor, which adds BOS, is switched off call by call.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _without_added(spec: dict[str, Any]) -> dict[str, Any]:
