@@ -46,7 +46,7 @@ def test_lists_of_numbers() -> None:
     assert ours.numbers("1,20") == [1, 20]
     assert ours.numbers("") == []
     for bad in ("0", "1,-2", "x"):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"^0$|^1,-2$|invalid literal"):
             ours.numbers(bad)
 
 
@@ -119,7 +119,7 @@ def test_the_barrier_is_put_in_once(tmp_path: Path) -> None:
 
 
 def test_marked_loops_are_taken_out_of_an_assembly() -> None:
-    text = '\tnop\n// LLVM-MCA-BEGIN q4_16x4\n// 0 "" 2\n#NO_APP\n\tadd\tx0, x0, 1\n#APP\n// LLVM-MCA-END\n\tret\n'
+    text = '// LLVM-MCA-BEGIN q4_16x4\n// 0 "" 2\n#NO_APP\n\tadd\tx0, x0, 1\n#APP\n// LLVM-MCA-END\n\tret\n'
     assert list(layout.regions(text)) == [("q4_16x4", "\tadd\tx0, x0, 1\n")]
 
 

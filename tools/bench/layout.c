@@ -2,7 +2,7 @@
  *
  * Times y = W x for candidate weight layouts: which order of bytes suits every instruction set best?
  * int8 activations x with one scale; W in blocks of 32 along K, each with an f32 scale; q4 holds two values a byte
- * (low nibble k, high nibble k + 16 of its block), q8 one. Tiles of R rows x C bytes of K: 16x4, 8x8, and 1x32 (row-major).
+ * (low nibble k, high nibble k + 16 of its block), q8 one. Tiles of R rows x C bytes of K: 16x4, 8x8, 1x32.
  * 8x8 and 1x32 keep partial sums in lanes and add them at the end, which favours them: the engine, which promises
  * the same bytes on every instruction set, would have to add them in each block. */
 #include <math.h>
@@ -48,7 +48,8 @@ TARGET_avx2 static inline __attribute__((always_inline)) void tile_avx2(int rows
                 __m256i u = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
                 a[0] = dot_avx2(a[0], u, _mm256_load_si256((const __m256i *)(x + 32 * b)), 4);
             } else {
-                a[0] = dot_avx2(a[0], _mm256_load_si256((const __m256i *)p), _mm256_load_si256((const __m256i *)(x + 32 * b)), 8);
+                __m256i v = _mm256_load_si256((const __m256i *)p);
+                a[0] = dot_avx2(a[0], v, _mm256_load_si256((const __m256i *)(x + 32 * b)), 8);
             }
             p += 4 * bits;
         } else {
@@ -65,10 +66,15 @@ TARGET_avx2 static inline __attribute__((always_inline)) void tile_avx2(int rows
             }
         }
         for (int i = 0; i < regs; i++) {
-            __m256 sv = rows == 16 ? _mm256_load_ps(s + 8 * i) : rows == 8 ? _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_load_ps(s + 4 * i)), _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)) : _mm256_set1_ps(*s);
+            __m256 sv = rows == 16 ? _mm256_load_ps(s + 8 * i) : _mm256_set1_ps(*s);
+            if (rows == 8)
+                sv = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_load_ps(s + 4 * i)),
+                                              _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
             __m256i v = a[i];
             if (bits == 4) /* the offset 8, once for a row */
-                v = _mm256_sub_epi32(v, rows == 16 ? _mm256_set1_epi32(8 * sums[b]) : rows == 8 ? _mm256_setr_epi32(8 * sums[b], 0, 8 * sums[b], 0, 8 * sums[b], 0, 8 * sums[b], 0) : _mm256_setr_epi32(8 * sums[b], 0, 0, 0, 0, 0, 0, 0));
+                v = _mm256_sub_epi32(v, rows == 16  ? _mm256_set1_epi32(8 * sums[b])
+                                        : rows == 8 ? _mm256_set1_epi64x((uint32_t)(8 * sums[b]))
+                                                    : _mm256_setr_epi32(8 * sums[b], 0, 0, 0, 0, 0, 0, 0));
             f[i] = _mm256_fmadd_ps(sv, _mm256_cvtepi32_ps(v), f[i]);
         }
     }
@@ -83,6 +89,7 @@ TARGET_avx2 static inline __attribute__((always_inline)) void tile_avx2(int rows
 
 TARGET_vnni static inline __attribute__((always_inline)) void tile_vnni(int rows, int chunk, int bits, const uint8_t *p, const float *s, float *out) {
     const int steps = bits == 4 ? 16 / chunk : 32 / chunk;
+    const __m512i pairs = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     __m512 f = _mm512_setzero_ps();
     __m256 f1 = _mm256_setzero_ps();
     for (int b = 0; b < BLOCKS; b++, s += rows) {
@@ -113,7 +120,7 @@ TARGET_vnni static inline __attribute__((always_inline)) void tile_vnni(int rows
             }
         }
         __m512 sv = rows == 16 ? _mm512_load_ps(s)
-                               : _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), _mm512_castps256_ps512(_mm256_load_ps(s)));
+                               : _mm512_permutexvar_ps(pairs, _mm512_castps256_ps512(_mm256_load_ps(s)));
         f = _mm512_fmadd_ps(sv, _mm512_cvtepi32_ps(a), f);
     }
     float lanes[16];
