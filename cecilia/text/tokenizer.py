@@ -9,13 +9,13 @@ no rule that looks a whole word up, can arrive at one. Everything else, ids incl
 
 from __future__ import annotations
 
-import copy
 import json
 import string
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tokenizers import Tokenizer as NativeTokenizer
+from tokenizers import models
 
 from cecilia.errors import ModelFileError, RequestError
 
@@ -40,7 +40,7 @@ class Tokenizer:
         self._spell_bytes, self._missing = _byte_speller(spec)
         self._added: dict[int, dict[str, Any]] = {entry["id"]: entry for entry in spec["added_tokens"]}
         self._words: dict[int, str] = {index: word for word, index in spec["model"]["vocab"].items()}
-        self._text = _build(json.dumps(_without_added(spec)).encode())
+        self._text = _without_added(self._control, spec)
         self._cache: dict[int, bytes] = {}
         self.vocab_size: int = 1 + max(max(self._words, default=-1), max(self._added, default=-1))
         self.bos_id = bos_id
@@ -154,27 +154,27 @@ def _build(json_bytes: bytes) -> NativeTokenizer:
     return tokenizer
 
 
-def _without_added(spec: dict[str, Any]) -> dict[str, Any]:
+def _without_added(control: NativeTokenizer, spec: dict[str, Any]) -> NativeTokenizer:
     """The same tokenizer, unable to produce an added token: see the head of this file."""
-    plain = copy.copy(spec)
-    model = plain["model"] = dict(spec["model"])
+    model: dict[str, Any] = spec["model"]
     spellings = {entry["content"] for entry in spec["added_tokens"]}
     ids = {entry["id"] for entry in spec["added_tokens"]}
-    plain["added_tokens"] = []
-    model["vocab"] = {
-        word: index for word, index in model["vocab"].items() if word not in spellings and index not in ids
+    vocab = {
+        word: index for word, index in model["vocab"].items() if index not in ids and word not in spellings
     }
-    model["merges"] = [
-        merge for merge in model["merges"] if all(word in model["vocab"] for word in _merge_words(merge))
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    merges = [
+        (left, right) for left, right in pairs if left in vocab and right in vocab and left + right in vocab
     ]
     # What the alphabet cannot spell is replaced before encoding, so nothing is ever unknown.
-    model["unk_token"] = None
-    return plain
-
-
-def _merge_words(merge: str | list[str]) -> tuple[str, str, str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right, left + right
+    left_out = {"type", "vocab", "merges", "unk_token"}
+    options = {key: value for key, value in model.items() if key not in left_out and value is not None}
+    text = NativeTokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+    if control.normalizer is not None:
+        text.normalizer = control.normalizer
+    if control.pre_tokenizer is not None:
+        text.pre_tokenizer = control.pre_tokenizer
+    return text
 
 
 def _byte_speller(spec: dict[str, Any]) -> tuple[Callable[[str], bytes], bytes]:
