@@ -37,7 +37,7 @@ lint: $(DEV) ## ruff, mypy --strict, cython-lint
 	@$(PY) -m mypy
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cython-lint $(filter %.pyx %.pxd,$(KERNEL))
 
-quality: build $(MODEL) ## perplexity, KL and token ids against stored references
+quality: build $(MODEL) $(DEV) ## perplexity, KL and token ids against stored references
 	@$(PY) -m tools.quality $(ARGS)
 
 bench: build $(MODEL) ## prefill and decode speed of this engine

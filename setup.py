@@ -33,7 +33,12 @@ def extension(name: str, *sources: str) -> Extension:
     path = name.replace(".", "/") + ".pyx"
     headers = glob(f"{KERNELS}/c/*.h") + glob(f"{KERNELS}/*.pxd")
     return Extension(
-        name, [path, *sources], depends=headers, include_dirs=[KERNELS], extra_compile_args=FLAGS, extra_link_args=LINK
+        name,
+        [path, *sources],
+        depends=headers,
+        include_dirs=[KERNELS],
+        extra_compile_args=FLAGS,
+        extra_link_args=LINK,
     )
 
 
