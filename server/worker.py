@@ -8,10 +8,12 @@ a bounded queue; the loop is woken at most once per step, and a full queue holds
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt
@@ -166,7 +168,7 @@ class Job:
         """Wake the loop, unless a wake-up is on its way already. The lock is held."""
         if not self._wake_due:
             self._wake_due = True
-            self._loop.call_soon_threadsafe(self._on_news)
+            _tell(self._loop, self._on_news)
 
 
 class Worker:
@@ -207,12 +209,18 @@ class Worker:
         try:
             engine = load()
         except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process with its code
-            self._loop.call_soon_threadsafe(_settle, self.loaded, None, error)
+            _tell(self._loop, partial(_settle, self.loaded, None, error))
             return
-        self._loop.call_soon_threadsafe(_settle, self.loaded, engine, None)
+        _tell(self._loop, partial(_settle, self.loaded, engine, None))
         while (job := self._inbox.get()) is not None:
             job.run(engine)
         engine.close()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call `callback` on the loop; a loop that has ended without waiting for this thread need not know."""
+    with contextlib.suppress(RuntimeError):  # "Event loop is closed"
+        loop.call_soon_threadsafe(callback)
 
 
 def _settle(future: asyncio.Future[Engine], engine: Engine | None, error: Exception | None) -> None:

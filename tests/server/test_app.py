@@ -165,7 +165,16 @@ async def test_local_hosts_pass(desk: Desk, host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "0x7f.1", "[::2]", ":1"],
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "0x7f.1",
+        "[::2]",
+        ":1",
+        "[",
+    ],
 )
 async def test_other_hosts_do_not(desk: Desk, host: str) -> None:
     answer = await desk.open().ask("GET", "/health", Host=host)
@@ -190,12 +199,17 @@ async def test_the_origin_of_this_server_passes(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://", ""]
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://", "", "http://["]
 )
 async def test_foreign_origins_do_not(desk: Desk, origin: str) -> None:
     answer = await desk.open().ask("GET", "/v1/models", Origin=origin)
     assert (answer.status, error_of(answer)["code"]) == (403, "origin_not_allowed")
     assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_options_of_the_server_itself(desk: Desk) -> None:
+    answer = await desk.open().ask("OPTIONS", "*")
+    assert (answer.status, answer.headers["allow"]) == (204, "GET, HEAD, OPTIONS, POST")
 
 
 async def test_preflight(desk: Desk) -> None:

@@ -14,7 +14,10 @@ import openai
 import pytest
 import uvloop
 
+from cecilia.errors import ModelFileError
+from server import listen
 from server.config import Config
+from server.service import Service
 from tests.server.fake_engine import PATIENCE, FakeEngine, Hold
 from tests.server.serving import Running, serving
 
@@ -249,6 +252,32 @@ def test_health_answers_while_the_model_loads(
         assert b'"code":"model_loading"' in sockets.send(running, chat_bytes(stream=True)).recv(65536)
         hold.go.set()
         eventually(lambda: read_all(sockets.send(running, health)).startswith(b"HTTP/1.1 200 OK"))
+
+
+def test_a_failed_load_ends_the_server(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def load(_config: Config, _progress: Callable[[float], None]) -> FakeEngine:
+        raise ModelFileError("truncated", "the file ends early")
+
+    async def body() -> None:
+        await Service(Config(), listen.bind("127.0.0.1", 0)).run(load)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner, pytest.raises(ModelFileError):
+        runner.run(body())
+
+
+def test_stopping_while_loading_does_not_wait_for_the_load(
+    engine: FakeEngine, loop_factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.service.ENGINE_STOP_SECONDS", 0.01)
+    hold = Hold()
+
+    def load(_config: Config, _progress: Callable[[float], None]) -> FakeEngine:
+        hold.wait(lambda: False)
+        return engine
+
+    with serving(load, loop_factory=loop_factory, ready=False):
+        assert hold.reached.wait(PATIENCE)
+    hold.go.set()
 
 
 def test_stopping_lets_the_answer_end(
