@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from cecilia.config import set_openmp_environment
 from cecilia.errors import UsageError
 from server.config import Config, colour_wanted, read_command_line
 
@@ -102,3 +105,12 @@ def test_no_color() -> None:
     assert colour_wanted(True, {})
     assert not colour_wanted(True, {"NO_COLOR": "1"})
     assert not colour_wanted(False, {})
+
+
+def test_openmp_settings_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    set_openmp_environment()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    # The two values the OpenMP standard knows.
+    assert os.environ["OMP_WAIT_POLICY"] in ("active", "passive")
