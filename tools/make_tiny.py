@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a tiny model with random weights and a byte tokenizer, in a second, for tests and the curious.
+"""Make a model of any size with random weights and a byte tokenizer, in seconds, for tests and the curious.
 
-    python -m tools.make_tiny --out FILE.l3r [--layers 2 --width 64 ...] [--quant q8_32] [--seed 0]
+    python -m tools.make_tiny --out FILE.l3r [--architecture llama --layers 2 --width 64 ...] [--seed 0]
 
 The same arguments give the same file.
 """
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cecilia.arch import llama
+from cecilia.arch import ARCHITECTURES
+from cecilia.arch.base import TensorSpec
 from cecilia.errors import CeciliaError
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
 from cecilia.formats.quant import FORMATS, pack, quantise
 from tools.convert.vocabulary import byte_vocabulary
+
+Values = np.ndarray[Any, np.dtype[np.float32]]
 
 HYPER: dict[str, Any] = {
     "layers": 2,
@@ -36,33 +40,38 @@ HYPER: dict[str, Any] = {
 }
 
 
-def tensors(hyper: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Random weights by name: matrices [R, K] scaled to keep the size of what passes, norms [D] near one."""
+def tensors(specs: dict[str, TensorSpec], seed: int) -> Iterator[tuple[str, Values]]:
+    """Random f32 weights, one tensor at a time: matrices [R, K] scaled to keep the size of what passes, norms
+    [D] near one, biases near zero."""
     rng = np.random.default_rng(seed)
-    weights = {}
-    for name, spec in llama.tensors(llama.spec_from(hyper)).items():
-        if spec.rank == 1:
-            values = rng.uniform(0.5, 1.5, spec.cols)
+    for name, spec in specs.items():
+        if spec.rank == 2:
+            values = rng.standard_normal((spec.rows, spec.cols), np.float32)
+            values *= np.float32(spec.cols**-0.5)
+        elif name.endswith(".bias"):
+            values = rng.uniform(-0.5, 0.5, spec.cols)
         else:
-            values = rng.standard_normal((spec.rows, spec.cols)) * spec.cols**-0.5
-        weights[name] = values.astype(np.float32)
-    return weights
+            values = rng.uniform(0.5, 1.5, spec.cols)
+        yield name, values.astype(np.float32, copy=False)
 
 
-def make_tiny(path: Path, *, quant: str = "q8_32", seed: int = 0, **hyper: Any) -> Path:
+def make_tiny(
+    path: Path, *, architecture: str = "llama", quant: str = "q8_32", seed: int = 0, **hyper: Any
+) -> Path:
     """Write the model to `path` and return it. `quant`: format of the matrices; `hyper`: in place of HYPER's.
 
     Raises ModelFileError and UsageError when the shapes are none this architecture or tokenizer can have.
     """
     wanted = HYPER | hyper
     words = byte_vocabulary(wanted["vocab"])
-    specs = llama.tensors(llama.spec_from(wanted))
+    arch = ARCHITECTURES[architecture]
+    specs = arch.tensors(arch.spec_from(wanted))
     plan = [
         PlannedTensor(name, "f32" if s.rank == 1 else quant, s.rank, s.rows, s.cols, s.layer)
         for name, s in specs.items()
     ]
     metadata = {
-        "architecture": "llama",
+        "architecture": architecture,
         "hyper": wanted,
         "name": "tiny",
         "weights": "random",
@@ -75,7 +84,7 @@ def make_tiny(path: Path, *, quant: str = "q8_32", seed: int = 0, **hyper: Any) 
         path, metadata=metadata, tokenizer=words.tokenizer, chat_template=words.chat_template, tensors=plan
     )
     with writer:
-        for name, values in tensors(wanted, seed).items():
+        for name, values in tensors(specs, seed):
             writer.write(name, values if values.ndim == 1 else pack(quantise(values, quant)))
         writer.finish()
     return path
@@ -87,6 +96,7 @@ def main() -> int:
         prog="python -m tools.make_tiny", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")
     parser.add_argument("--quant", choices=FORMATS, default="q8_32", help="format of the matrices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tied", action="store_true", help="use the embedding as the head")

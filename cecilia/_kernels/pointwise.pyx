@@ -38,3 +38,30 @@ def swiglu(Matrix gate_up not None, Activations out not None, int64_t tokens):
     for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
         ops.swiglu(gate_up.p + t * stride, gate_up.p + t * stride + cols, cols, out.f + t * cols)
         out.put(t, out.f + t * cols)
+
+
+def rmsnorm_heads(Matrix x not None, Vector weight not None, float eps, int64_t tokens, *, int64_t first,
+                  int64_t heads):
+    """RMS norm in place of `heads` neighbouring heads of each x[t], t < tokens, from head `first` on; a head is
+    as wide as the weight they share. Raises ValueError.
+    """
+    cdef int64_t i, D = weight.size, stride = x.cols
+    cdef float *row
+    cdef int threads = team(tokens * heads * D // VALUES_PER_NANOSECOND)
+    cdef const cec_pointwise_ops *ops = table().pointwise
+    if not 0 <= tokens <= x.rows or first < 0 or heads < 1 or (first + heads) * D > stride:
+        raise ValueError(f"heads {first} to {first + heads} of {D} in {tokens} of {x.rows} x {stride}")
+    for i in prange(tokens * heads, nogil=True, schedule="static", num_threads=threads):
+        row = x.p + i // heads * stride + (first + i % heads) * D
+        ops.rmsnorm(row, weight.p, eps, D, row)
+
+
+def add_bias(Matrix x not None, Vector bias not None, int64_t tokens):
+    """x[t] += bias for t < tokens, in the first bias.size columns. Raises ValueError."""
+    cdef int64_t t, i, n = bias.size, stride = x.cols
+    cdef int threads = team(tokens * n // VALUES_PER_NANOSECOND)
+    if not 0 <= tokens <= x.rows or n > stride:
+        raise ValueError(f"a bias of {n} on {tokens} of {x.rows} x {stride}")
+    for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
+        for i in range(n):
+            x.p[t * stride + i] += bias.p[i]

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cecilia.arch import llama
+from cecilia.arch import llama, qwen2, qwen3
 from cecilia.arch.base import Architecture
 from cecilia.errors import ModelFileError
 
-ARCHITECTURES: dict[str, Architecture[Any]] = {"llama": llama}
+ARCHITECTURES: dict[str, Architecture[Any]] = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
 
 
 def architecture(name: object) -> Architecture[Any]:

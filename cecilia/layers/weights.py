@@ -19,9 +19,9 @@ class Weights:
         entry = self._file.tensors[name]
         return Weight(self._file.data(name), entry.format, entry.rows, entry.cols)
 
-    def vector(self, name: str) -> Vector:
-        """The vector `name`, copied."""
-        return Vector(self._file.data(name))
+    def vector(self, *names: str) -> Vector:
+        """The vectors `names` one after another, copied."""
+        return Vector(b"".join(self._file.data(name) for name in names))
 
     def linear(self, *names: str) -> Linear:
         """One layer of the matrices `names`, its output their outputs side by side."""

@@ -12,7 +12,7 @@ Letters: T tokens, D model width, H query heads, G key/value heads, K head width
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,32 +56,40 @@ def mlp(x: Array, gate: Array, up: Array, down: Array) -> Array:
     return (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T
 
 
+def projections(h: Array, w: Callable[[str], Array], hyper: Mapping[str, Any]) -> tuple[Array, Array, Array]:
+    """q [T, H, K], k and v [T, G, K] of h [T, D]; `w` takes a name inside self_attn."""
+    counts = {"q": hyper["heads"], "k": hyper["kv_heads"], "v": hyper["kv_heads"]}
+    q, k, v = (
+        (h @ w(f"{name}_proj.weight").T).reshape(-1, n, hyper["head_dim"]) for name, n in counts.items()
+    )
+    return q, k, v
+
+
 def forward(
     weights: Mapping[str, Array],
     hyper: Mapping[str, Any],
     ids: Sequence[int] | Array,
     dtype: Any = np.float32,
+    *,
+    project: Callable[..., tuple[Array, Array, Array]] = projections,
 ) -> Array:
     """Return the logits [T, V] of `ids` [T] from an empty context, computed in `dtype`.
 
     `weights` holds float arrays under the checkpoint's names (matrices [out, in]); `hyper` holds layers,
-    heads, kv_heads, head_dim, norm_eps, rope_base and tied.
+    heads, kv_heads, head_dim, norm_eps, rope_base and tied. `project` makes q, k and v as `projections` does.
     """
 
     def w(name: str) -> Array:
         return np.asarray(weights[name], dtype)
 
-    heads, kv_heads, width, eps = (hyper[key] for key in ("heads", "kv_heads", "head_dim", "norm_eps"))
-    eps = dtype(eps)
+    eps, base = dtype(hyper["norm_eps"]), hyper["rope_base"]
     x = w("model.embed_tokens.weight")[np.asarray(ids)]  # [T, D]
     for layer in range(hyper["layers"]):
         p = f"model.layers.{layer}."
         h = rms_norm(x, w(p + "input_layernorm.weight"), eps)
-        q = (h @ w(p + "self_attn.q_proj.weight").T).reshape(-1, heads, width)
-        k = (h @ w(p + "self_attn.k_proj.weight").T).reshape(-1, kv_heads, width)
-        v = (h @ w(p + "self_attn.v_proj.weight").T).reshape(-1, kv_heads, width)
-        o = attention(rope(q, hyper["rope_base"]), rope(k, hyper["rope_base"]), v)
-        x = x + o.reshape(-1, heads * width) @ w(p + "self_attn.o_proj.weight").T
+        q, k, v = project(h, lambda name, p=p: w(f"{p}self_attn.{name}"), hyper)
+        o = attention(rope(q, base), rope(k, base), v)
+        x = x + o.reshape(len(x), -1) @ w(p + "self_attn.o_proj.weight").T
         h = rms_norm(x, w(p + "post_attention_layernorm.weight"), eps)
         x = x + mlp(h, *(w(f"{p}mlp.{name}_proj.weight") for name in ("gate", "up", "down")))
     head = "model.embed_tokens.weight" if hyper["tied"] else "lm_head.weight"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The llama engine against the plain numpy forward, and against itself: every path gives the same bytes."""
+"""The dense decoders against the plain numpy forward, and against itself: every path gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cecilia.engine.load import PROFILES, load_runner
 from cecilia.engine.runner import Runner
 from cecilia.formats.l3r import open_model
 from cecilia.formats.quant import dequantise, unpack
-from tests.reference import llama as reference
+from tests.reference import qwen as reference
 from tools.make_tiny import make_tiny
 
 Array = npt.NDArray[np.float32]
@@ -27,6 +27,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one head each, tied": {"kv_heads": 4, "tied": True},
     "one KV head": {"kv_heads": 1, "layers": 3},
     "odd sizes": {"width": 80, "head_dim": 48, "heads": 3, "kv_heads": 1, "ff": 100, "vocab": 259},
+    "biases": {"architecture": "qwen2"},
+    "biases, odd sizes": {
+        "architecture": "qwen2",
+        "width": 80,
+        "head_dim": 48,
+        "heads": 3,
+        "kv_heads": 1,
+        "ff": 100,
+        "vocab": 259,
+    },
+    "normed heads": {"architecture": "qwen3", "head_dim": 32, "tied": True},
+    "normed heads, odd sizes": {
+        "architecture": "qwen3",
+        "width": 80,
+        "head_dim": 48,
+        "ff": 100,
+        "vocab": 259,
+    },
 }
 
 
@@ -38,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(quant: str, shape: str = "grouped") -> Path:
         name = f"{quant} {shape}".replace(",", "").replace(" ", "-")
         if name not in made:
-            made[name] = tmp_path_factory.mktemp("llama") / f"{name}.l3r"
+            made[name] = tmp_path_factory.mktemp("dense") / f"{name}.l3r"
             make_tiny(made[name], quant=quant, seed=5, **SHAPES[shape])
         return made[name]
 
@@ -68,7 +86,9 @@ def reference_logits(path: Path, ids: Sequence[int]) -> Array:
                 weights[name] = np.frombuffer(data, np.float32).copy()
             else:
                 weights[name] = dequantise(unpack(data, t.format, t.rows, t.cols))
-        logits = reference.forward(weights, file.metadata["hyper"], ids, np.float64)
+        logits = reference.forward(
+            file.metadata["architecture"], weights, file.metadata["hyper"], ids, np.float64
+        )
     return np.asarray(logits, np.float32)
 
 
@@ -140,9 +160,17 @@ def assert_one_arithmetic(runner: Runner, prompt: list[int], paths: list[tuple[i
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("quant", ["f32", "bf16", "q8_32", "q4_32", "q4a_32"])
-def test_one_arithmetic(tiny: Callable[..., Path], quant: str, profile: str, prompt: list[int]) -> None:
-    runner = load_runner(tiny(quant), profile=profile, threads=1)
+@pytest.mark.parametrize(
+    ("quant", "shape"),
+    [
+        *((quant, "grouped") for quant in ("f32", "bf16", "q8_32", "q4_32", "q4a_32")),
+        *((quant, shape) for quant in ("f32", "q8_32") for shape in ("biases", "normed heads")),
+    ],
+)
+def test_one_arithmetic(
+    tiny: Callable[..., Path], quant: str, shape: str, profile: str, prompt: list[int]
+) -> None:
+    runner = load_runner(tiny(quant, shape), profile=profile, threads=1)
     assert_one_arithmetic(runner, prompt, ALL_PATHS)
     assert token_by_token(runner, prompt) == runner.evaluate(prompt).tobytes()
     runner.close()

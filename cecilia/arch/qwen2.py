@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen2 (and 2.5) dense: as llama, with biases on q, k and v. x is the residual stream [T, D].
+
+x = embed_tokens[tokens]
+each layer:  h = rmsnorm(x);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv;  rotate q and k by halves
+             x += attention(q, keys so far, values so far) Wo
+             h = rmsnorm(x);  x += (silu(h Wgate) * (h Wup)) Wdown
+logits = rmsnorm(x) Whead        Whead is embed_tokens when the file is tied
+"""
+
+from __future__ import annotations
+
+from cecilia.arch import dense
+from cecilia.arch.base import Hints, TensorSpec
+from cecilia.layers.weights import Weights
+
+HINTS = Hints()
+VARIANT = dense.Variant(qkv_bias=True)
+
+spec_from = dense.spec_from
+
+
+def tensors(spec: dense.DenseSpec) -> dict[str, TensorSpec]:
+    """All tensors of the file, by checkpoint name."""
+    return dense.tensors(spec, VARIANT)
+
+
+def bind(spec: dense.DenseSpec, weights: Weights, *, kv: str, chunk: int) -> dense.Dense:
+    """The model over checked weights, with a KV cache of format `kv` (f32, bf16, int8)."""
+    return dense.Dense(spec, VARIANT, weights, kv=kv, chunk=chunk)
