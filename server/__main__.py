@@ -68,6 +68,7 @@ def load_engine(config: Config, progress: Progress) -> Engine:
     return load(
         config.model,
         profile=config.profile,
+        weights=config.weights,
         context=config.context,
         threads=config.threads,
         progress=progress,

@@ -107,7 +107,13 @@ def _memory(config: Config) -> str:
     from cecilia.engine import memory
     from cecilia.engine.load import load
 
-    engine = load(config.model, profile=config.profile, context=config.context, threads=config.threads)
+    engine = load(
+        config.model,
+        profile=config.profile,
+        context=config.context,
+        threads=config.threads,
+        weights=config.weights,
+    )
     window, threads = engine.context, engine.info["threads"]
     engine.close()
     return f"{memory.available() / 2**20:.0f} MiB available, enough for {window} tokens; {threads} threads"

@@ -15,6 +15,7 @@ from cecilia.errors import UsageError
 
 ENV_PREFIX = "CECILIA_"
 PROFILES = ("int8-v1", "bf16-v1", "f32")
+WEIGHTS = ("auto", "mmap", "hugepage")
 
 Source = Literal["default", "env", "flag"]
 
@@ -50,6 +51,12 @@ def _profile(value: str) -> str:
     return value
 
 
+def _weights(value: str) -> str:
+    if value not in WEIGHTS:
+        raise ValueError(f"must be one of {', '.join(WEIGHTS)}")
+    return value
+
+
 def _setting(default: Any, parse: Callable[[str], Any], text: str) -> Any:
     return field(default=default, metadata={"parse": parse, "help": text})
 
@@ -67,6 +74,9 @@ class Config:
     )
     threads: int | None = _setting(None, _threads, "compute threads; default: chosen from the cores")
     profile: str = _setting("int8-v1", _profile, f"cache recipe: {', '.join(PROFILES)}")
+    weights: str = _setting(
+        "auto", _weights, "where weights are: mmap, hugepage (a copy in 2 MiB pages, faster) or auto"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class Service:
             address=self.address,
             model=self.model_id,
             weights=info["weights"],
+            weights_in=info["weights_in"],
             context=engine.context,
             threads=info["threads"],
             profile=info["profile"],

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands: aligned memory with a shape, bound once and passed to kernels without any conversion."""
 
-from cpython.buffer cimport PyBUF_FORMAT
+from cpython.buffer cimport PyBUF_FORMAT, PyBuffer_FillInfo
+from libc.errno cimport errno
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 from posix.stdlib cimport posix_memalign
 
 from cecilia._kernels.isa cimport CEC_ALIGN, CEC_BLOCK, table
+
+cdef extern from "<sys/mman.h>" nogil:
+    int MADV_HUGEPAGE
+    int madvise(void *address, size_t nbytes, int advice)
+
+
+cdef enum:
+    HUGE_PAGE = 2 << 20  # bytes
+
 
 cdef char *FLOAT = "f"  # the struct code numpy reads
 
@@ -64,9 +75,10 @@ cdef class Vector:
 
 
 cdef class Activations:
-    """Input of linear layers: `rows` tokens, `cols` wide, as f32 and, with `ints`, as int8 with a scale per 32-block.
+    """Input of linear layers: `rows` tokens, `cols` wide, as f32 and, with `ints`, as int8 too.
 
-    `ints` needs cols % 32 == 0. A producer (rmsnorm, swiglu, attention) writes a row as f32, then calls put().
+    int8 has a scale per 32-block, so `ints` needs cols % 32 == 0. A producer (rmsnorm, swiglu, attention)
+    writes a row as f32, then calls put().
     """
 
     def __cinit__(self, int64_t rows, int64_t cols, *, bint ints):
@@ -81,8 +93,7 @@ cdef class Activations:
             self.d = <float *>aligned_zeros(blocks * sizeof(float))
             self.s = <float *>aligned_zeros(blocks * sizeof(float))
             self.c = <int32_t *>aligned_zeros(blocks * sizeof(int32_t))
-        self.acts.f, self.acts.q, self.acts.d, self.acts.s, self.acts.c = self.f, self.q, self.d, self.s, self.c
-        self.acts.K = cols
+        self.acts = cec_acts(self.f, self.q, self.d, self.s, self.c, cols)
 
     def __dealloc__(self):
         free(self.f)
@@ -95,7 +106,9 @@ cdef class Activations:
         """Set the first rows to the given f32 [T, cols] values."""
         cdef int64_t t
         if rows.shape[0] > self.rows or rows.shape[1] != self.cols:
-            raise ValueError(f"{rows.shape[0]} x {rows.shape[1]} values for {self.rows} x {self.cols} activations")
+            raise ValueError(
+                f"{rows.shape[0]} x {rows.shape[1]} values for {self.rows} x {self.cols} activations"
+            )
         for t in range(rows.shape[0]):
             memcpy(self.f + t * self.cols, &rows[t, 0], self.cols * sizeof(float))
             self.put(t, self.f + t * self.cols)
@@ -104,7 +117,9 @@ cdef class Activations:
         """Quantise x [cols] (which may be this row's own f32) as row `row`; nothing to do without ints."""
         cdef int64_t b = row * (self.cols // CEC_BLOCK)
         if self.q != NULL:
-            table().linear.quantize(x, self.cols, self.q + row * self.cols, self.d + b, self.s + b, self.c + b)
+            table().linear.quantize(
+                x, self.cols, self.q + row * self.cols, self.d + b, self.s + b, self.c + b
+            )
 
 
 cdef class PageList:
@@ -132,3 +147,27 @@ cdef class PageList:
         """Remove and return the last page; the list must not be empty."""
         self.count -= 1
         return self.pages[self.count]
+
+
+cdef class HugeBuffer:
+    """`nbytes` of writable memory for which 2 MiB pages are asked: they save the address translation that
+    otherwise holds back a core reading weights. Raises MemoryError, and OSError when the kernel refuses.
+    """
+
+    cdef char *p
+    cdef readonly int64_t nbytes
+
+    def __cinit__(self, int64_t nbytes):
+        cdef void *p = NULL
+        cdef int64_t room = (nbytes + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
+        if nbytes < 1 or posix_memalign(&p, HUGE_PAGE, room) != 0:
+            raise MemoryError(f"{nbytes} bytes")
+        self.p, self.nbytes = <char *>p, nbytes
+        if madvise(p, room, MADV_HUGEPAGE) != 0:
+            raise OSError(errno, "madvise(MADV_HUGEPAGE)")
+
+    def __dealloc__(self):
+        free(self.p)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.p, self.nbytes, 0, flags)

@@ -55,12 +55,13 @@ cdef extern from "c/table.h" nogil:
         void (**partial)(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
                          const void *vpart, int64_t D, const int32_t *valid, float *m, float *l,
                          float *o) noexcept nogil
-        void (*merge)(float *M, float *L, float *O, float m, float l, const float *o, int64_t D) noexcept nogil
+        void (*merge)(float *M, float *L, float *O, float m, float l, const float *o,
+                      int64_t D) noexcept nogil
 
     ctypedef struct cec_sampling_ops:
         int64_t (*argmax)(const float *x, int64_t n) noexcept nogil
-        int64_t (*keep)(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, int32_t *ids,
-                        float *w) noexcept nogil
+        int64_t (*keep)(const float *x, int64_t n, int64_t top_k, double top_p, double reach, double temperature,
+                        int32_t *ids, float *w) noexcept nogil
         int64_t (*draw)(const float *w, int64_t n, double u) noexcept nogil
 
     ctypedef struct cec_table:

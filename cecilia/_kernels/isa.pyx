@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which instruction set the kernels use. This extension owns all C sources; the others reach them through table()."""
+"""Which instruction set the kernels use. This extension owns all C; the others reach it through table()."""
 
 import os
 

@@ -12,8 +12,8 @@ from openmp cimport omp_get_thread_num
 
 from cecilia._kernels.buffer cimport Activations, Matrix
 from cecilia._kernels.isa cimport (
-    CEC_ALIGN, CEC_BF16, CEC_BLOCK, CEC_F32, CEC_Q4_32, CEC_Q4A_32, CEC_Q8_32, CEC_TILE, cec_acts, cec_linear_ops,
-    cec_tile_bytes, cec_tile_scratch, table,
+    CEC_ALIGN, CEC_BF16, CEC_BLOCK, CEC_F32, CEC_Q4_32, CEC_Q4A_32, CEC_Q8_32, CEC_TILE, cec_acts,
+    cec_linear_ops, cec_tile_bytes, cec_tile_scratch, table,
 )
 from cecilia._kernels.threads cimport reserve_scratch, scratch, team
 
@@ -42,7 +42,9 @@ cdef class Weight:
         self.code = FORMATS[format]
         cdef int64_t expected = self.tiles() * cec_tile_bytes(self.code, cols)
         if rows < 1 or cols < 1 or self.data.shape[0] != expected:
-            raise ValueError(f"{self.data.shape[0]} bytes for {rows} x {cols} {format}, which takes {expected}")
+            raise ValueError(
+                f"{self.data.shape[0]} bytes for {rows} x {cols} {format}, which takes {expected}"
+            )
         if self.ints() and cols % CEC_BLOCK:
             raise ValueError(f"{cols} columns in {format}: not a multiple of {CEC_BLOCK}")
         if <uintptr_t>&self.data[0] % CEC_ALIGN:
@@ -120,7 +122,8 @@ cdef class Linear:
         """y[t] = (or, with `add`, +=) W x[t] for t < tokens; y may be wider than `rows`."""
         if not 0 <= tokens <= x.rows or x.cols != self.cols or tokens > y.rows or y.cols < self.rows:
             raise ValueError(
-                f"{tokens} tokens of {x.rows} x {x.cols} through {self.rows} x {self.cols} into {y.rows} x {y.cols}"
+                f"{tokens} tokens of {x.rows} x {x.cols} through {self.rows} x {self.cols} "
+                f"into {y.rows} x {y.cols}"
             )
         if self.ints and x.q == NULL:
             raise ValueError("a quantised weight needs quantised activations")
@@ -137,5 +140,6 @@ cdef class Linear:
             for i in prange(self.count, schedule="static"):
                 tile = &self.tiles[i]
                 ops.tile[tile.code](
-                    tile.data, acts, 0, tokens, tile.rows, out + tile.column, ldy, add, scratch(omp_get_thread_num())
+                    tile.data, acts, 0, tokens, tile.rows, out + tile.column, ldy, add,
+                    scratch(omp_get_thread_num()),
                 )

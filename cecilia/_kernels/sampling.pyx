@@ -21,16 +21,19 @@ def argmax(const float[::1] logits not None):
     return best
 
 
-def keep(const float[::1] logits not None, double temperature, int64_t top_k, double top_p,
-         int32_t[::1] ids not None, float[::1] weights not None):
-    """Find the tokens that top_k (0: all) and then top_p (1.0: all) keep; return how many.
+def keep(const float[::1] logits not None, int32_t[::1] ids not None, float[::1] weights not None, *,
+         int64_t top_k, double top_p, double reach, double temperature):
+    """Find the tokens that top_k (0: all), then top_p (1.0: all), then reach (inf: all) keep; return how many.
 
+    top_p counts exp(logit) at temperature 1; `reach` is the farthest distance from the largest logit.
     `ids` and `weights` [V] get, in ascending order of id, each kept token and exp((logit - largest) / temperature).
     Raises CeciliaError `numeric_error` as argmax does, UsageError `invalid_sampling` for values out of range.
     """
     cdef int64_t count = -1
-    if not (temperature > 0 and top_k >= 0 and 0 < top_p <= 1):
-        raise UsageError("invalid_sampling", f"temperature {temperature}, top_k {top_k}, top_p {top_p}")
+    if not (top_k >= 0 and 0 < top_p <= 1 and reach >= 0 and temperature > 0):
+        raise UsageError(
+            "invalid_sampling", f"top_k {top_k}, top_p {top_p}, reach {reach}, temperature {temperature}"
+        )
     if not ids.shape[0] == weights.shape[0] == logits.shape[0] < 2**31:
         raise UsageError(
             "invalid_sampling",
@@ -39,7 +42,7 @@ def keep(const float[::1] logits not None, double temperature, int64_t top_k, do
     if logits.shape[0] > 0:
         with nogil:
             count = table().sampling.keep(
-                &logits[0], logits.shape[0], temperature, top_k, top_p, &ids[0], &weights[0]
+                &logits[0], logits.shape[0], top_k, top_p, reach, temperature, &ids[0], &weights[0]
             )
     if count < 0:
         raise _numeric_error(logits.shape[0])

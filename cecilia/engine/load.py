@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from cecilia._kernels import isa
 from cecilia._kernels.threads import set_threads
@@ -22,6 +19,7 @@ from cecilia.engine.runner import Runner
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.l3r import ModelFile, open_model
 from cecilia.formats.l3r_layout import naming
+from cecilia.formats.residency import MODES, HugeCopy, Progress, Tensors, choose, tensor_bytes, touch
 from cecilia.layers.weights import Weights
 from cecilia.state.pages import POSITIONS, PagePool
 from cecilia.text.chat import ChatTemplate
@@ -35,11 +33,6 @@ DEFAULT_CONTEXT = 8192
 DEFAULT_CHUNK = (
     512  # prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel
 )
-TOUCH_BYTES = 16 << 20
-OS_PAGE_BYTES = 4096
-
-Progress = Callable[[float], None]
-"""Called with the fraction done, 0 to 1."""
 
 
 def load(
@@ -48,26 +41,24 @@ def load(
     profile: str = DEFAULT_PROFILE,
     context: int | None = None,
     threads: int | None = None,
+    weights: str = "auto",
     progress: Progress | None = None,
     verify: bool = False,
 ) -> Engine:
     """Load a model for chat; to be called on the thread that will compute.
 
     `context`: tokens in the window; by default the model's own, at most 8192. `threads`: by default one for
-    each of the fastest CPUs. `verify`: compare all data with its digests.
-    Raises ModelFileError, MemoryLimitError `insufficient_memory` and UsageError `unknown_profile`,
-    `invalid_context`, `context_too_large`, `invalid_threads`.
+    each of the fastest CPUs. `weights`: "mmap", "hugepage" or "auto", see cecilia.formats.residency.
+    `verify`: compare all data with its digests first. `progress` is told the fraction that is in memory.
+    Raises ModelFileError, MemoryLimitError `insufficient_memory`, DeviceError `huge_pages_unavailable` and
+    UsageError `unknown_profile`, `unknown_weights_mode`, `invalid_context`, `context_too_large`,
+    `invalid_threads`.
     """
-    report = progress or _silent
     with ExitStack() as on_error:
-        file = on_error.enter_context(open_model(path))
-        runner = _runner(file, profile, context, threads)
+        file = on_error.enter_context(open_model(path, verify=verify))
+        runner = _runner(file, profile, context, threads, weights, progress or _silent)
         with naming(file.path):
             tokenizer, template = _text(file, runner.vocab)
-        if verify:
-            file.verify(lambda done, total: report(done / total))
-        else:
-            _touch(file, report)
         hints = architecture(file.metadata["architecture"]).HINTS
         engine = Engine(runner, tokenizer, template, hints, _info(file, runner, profile))
         on_error.pop_all()
@@ -80,28 +71,52 @@ def load_runner(
     profile: str = DEFAULT_PROFILE,
     context: int | None = None,
     threads: int | None = None,
+    weights: str = "auto",
 ) -> Runner:
     """Load a model for token ids only; the file needs no tokenizer. Arguments and errors as for `load`."""
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path))
-        runner = _runner(file, profile, context, threads)
+        runner = _runner(file, profile, context, threads, weights, _silent)
         on_error.pop_all()
     return runner
 
 
-def _runner(file: ModelFile, profile: str, context: int | None, threads: int | None) -> Runner:
+def _runner(
+    file: ModelFile,
+    profile: str,
+    context: int | None,
+    threads: int | None,
+    weights: str,
+    report: Progress,
+) -> Runner:
     if profile not in PROFILES:
         raise UsageError("unknown_profile", f"profile {profile!r} is not one of: {' '.join(PROFILES)}")
     threads = default_threads() if threads is None else threads
     set_threads(threads)
     arch, spec = _checked(file)
     window = _window(context, spec.context)
-    model = _bind(arch, spec, file, PROFILES[profile], min(DEFAULT_CHUNK, window))
+    mode, source = _place_weights(file, weights, report)
+    model = _bind(arch, spec, source, PROFILES[profile], min(DEFAULT_CHUNK, window))
     limit = model.page_bytes * -(-window // POSITIONS)
-    weights = sum(entry.nbytes for entry in file.tensors.values())
-    memory.require({"weights": weights, f"KV cache of {window} tokens": limit})
+    # Mapped weights still count as available memory; copied ones do not.
+    mapped = {"weights": tensor_bytes(file.tensors)} if mode == "mmap" else {}
+    memory.require({**mapped, f"KV cache of {window} tokens": limit})
     pool = PagePool(model.page_bytes, limit)
-    return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads)
+    return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads, weights=mode)
+
+
+def _place_weights(file: ModelFile, mode: str, report: Progress) -> tuple[str, Tensors]:
+    """The weights in memory, and which way: mmap or hugepage."""
+    if mode not in MODES:
+        raise UsageError("unknown_weights_mode", f"weights mode {mode!r} is not one of: {' '.join(MODES)}")
+    nbytes = tensor_bytes(file.tensors)
+    memory.require({"weights": nbytes})
+    mode = choose(mode, nbytes, memory.available())
+    report(0.0)
+    if mode == "hugepage":
+        return mode, HugeCopy(file, report)
+    touch(file, report)
+    return mode, file
 
 
 def _checked(file: ModelFile) -> tuple[Architecture[Any], Spec]:
@@ -123,9 +138,9 @@ def _window(wanted: int | None, limit: int) -> int:
     return wanted
 
 
-def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: int) -> Model:
+def _bind(arch: Architecture[Any], spec: Spec, source: Tensors, kv: str, chunk: int) -> Model:
     try:
-        return arch.bind(spec, Weights(file), kv=kv, chunk=chunk)
+        return arch.bind(spec, Weights(source), kv=kv, chunk=chunk)
     except MemoryError as error:
         raise MemoryLimitError(
             "insufficient_memory", f"no memory for work buffers of {chunk} tokens: {error}"
@@ -149,21 +164,6 @@ def _text(file: ModelFile, vocab: int) -> tuple[Tokenizer, ChatTemplate]:
     return tokenizer, ChatTemplate(file.chat_template, special_tokens=tokenizer.special_tokens())
 
 
-def _touch(file: ModelFile, report: Progress) -> None:
-    """Read one byte of each memory page of the tensors, in file order, so that the first answer need not."""
-    entries = sorted(file.tensors.values(), key=lambda entry: entry.offset)
-    total = sum(entry.nbytes for entry in entries)
-    done = 0
-    report(0.0)
-    for entry in entries:
-        data = np.frombuffer(file.data(entry.name), np.uint8)
-        for start in range(0, entry.nbytes, TOUCH_BYTES):
-            part = data[start : start + TOUCH_BYTES]
-            part[::OS_PAGE_BYTES].max()
-            done += part.size
-            report(done / total)
-
-
 def _info(file: ModelFile, runner: Runner, profile: str) -> dict[str, Any]:
     """What the server tells about the model. `quantisation` is the format most of the bytes are in."""
     sizes: dict[str, int] = {}
@@ -176,6 +176,7 @@ def _info(file: ModelFile, runner: Runner, profile: str) -> dict[str, Any]:
         "context": runner.context,
         "profile": profile,
         "threads": runner.threads,
+        "weights_in": runner.weights,
         "isa": isa.name(),
         "digest": file.digest,
         "quantisation": max(sizes, key=lambda name: sizes[name]),

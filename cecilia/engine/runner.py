@@ -19,15 +19,25 @@ class Runner:
     """Owns the file, the model over it and the session. All calls on one thread.
 
     `vocab`: V. `context`: the most tokens a session may hold. `threads`: what the kernels use.
+    `weights`: where they are, mmap or hugepage.
     """
 
     def __init__(
-        self, file: ModelFile, model: Model, pool: PagePool, *, vocab: int, context: int, threads: int
+        self,
+        file: ModelFile,
+        model: Model,
+        pool: PagePool,
+        *,
+        vocab: int,
+        context: int,
+        threads: int,
+        weights: str,
     ) -> None:
         self.file = file
         self.vocab = vocab
         self.context = context
         self.threads = threads
+        self.weights = weights
         self.pool = pool
         self.chunk = model.chunk
         self.session = Session(model, pool)

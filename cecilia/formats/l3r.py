@@ -235,6 +235,7 @@ class ModelFile:
         entries, self.slices = _parse_directory(contents["directory"], header)
         self.tensors: dict[str, TensorEntry] = {e.name: e for e in entries}
         self._leaves = contents["leaves"]
+        self._map = data
         self._view: memoryview | None = memoryview(data)
 
     def _mapped(self) -> memoryview:
@@ -248,6 +249,15 @@ class ModelFile:
         if entry is None:
             raise ModelFileError("missing_tensor", f"{self.path}: no tensor {name!r}")
         return self._mapped()[entry.offset : entry.offset + entry.nbytes]
+
+    def span(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of the file as they are mapped, read-only."""
+        return self._mapped()[offset : offset + nbytes]
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give back the memory of whole OS pages of the file; they are read again when touched."""
+        self._mapped()
+        self._map.madvise(mmap.MADV_DONTNEED, offset, nbytes)
 
     def verify(self, progress: Progress | None = None) -> None:
         """Compare every data leaf with its digest; ModelFileError `data_corrupt` names the first bad one."""

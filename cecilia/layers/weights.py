@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from cecilia._kernels.buffer import Vector
 from cecilia._kernels.linear import Linear, Weight
-from cecilia.formats.l3r import ModelFile
+from cecilia.formats.residency import Tensors
 
 
 class Weights:
-    """Operands over the mapped file, whose tensors were checked before."""
+    """Operands over tensors that were checked before, wherever they are."""
 
-    def __init__(self, file: ModelFile) -> None:
-        self._file = file
+    def __init__(self, tensors: Tensors) -> None:
+        self._source = tensors
 
     def weight(self, name: str) -> Weight:
         """The matrix `name`, in place."""
-        entry = self._file.tensors[name]
-        return Weight(self._file.data(name), entry.format, entry.rows, entry.cols)
+        entry = self._source.tensors[name]
+        return Weight(self._source.data(name), entry.format, entry.rows, entry.cols)
 
     def vector(self, *names: str) -> Vector:
         """The vectors `names` one after another, copied."""
-        return Vector(b"".join(self._file.data(name) for name in names))
+        return Vector(b"".join(self._source.data(name) for name in names))
 
     def linear(self, *names: str) -> Linear:
         """One layer of the matrices `names`, its output their outputs side by side."""

@@ -62,6 +62,7 @@ class FakeEngine:
             "id": "fake",
             "architecture": "fake",
             "weights": "random",
+            "weights_in": "mmap",
             "context": self.context,
             "profile": "f32",
             "threads": 1,

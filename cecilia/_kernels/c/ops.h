@@ -22,6 +22,10 @@ void cec_gather_q4a(const void *w, int r, int64_t K, float *out);
 extern const cec_linear_ops cec_avx2_linear, cec_avx512vnni_linear;
 extern const cec_pointwise_ops cec_avx2_pointwise, cec_avx512vnni_pointwise;
 extern const cec_attention_ops cec_avx2_attention, cec_avx512vnni_attention;
+#elif defined(__aarch64__)
+extern const cec_linear_ops cec_neon_dotprod_linear;
+extern const cec_pointwise_ops cec_neon_dotprod_pointwise;
+extern const cec_attention_ops cec_neon_dotprod_attention;
 #endif
 
 #endif

@@ -3,6 +3,9 @@
  * The tables of this build and which of them this CPU can run. Compiled for the baseline: nothing here may use an
  * instruction that is still being asked about. */
 #include <stddef.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include "ops.h"
 
@@ -26,10 +29,17 @@ static const cec_table avx2 = {
     "avx2", has_avx2, &cec_avx2_linear, &cec_avx2_pointwise, &cec_avx2_attention, &cec_scalar_sampling};
 static const cec_table avx512vnni = {"avx512vnni", has_avx512vnni, &cec_avx512vnni_linear, &cec_avx512vnni_pointwise,
                                      &cec_avx512vnni_attention, &cec_scalar_sampling};
+#elif defined(__aarch64__)
+static int has_dotprod(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+
+static const cec_table neon_dotprod = {"neon_dotprod", has_dotprod, &cec_neon_dotprod_linear,
+                                       &cec_neon_dotprod_pointwise, &cec_neon_dotprod_attention, &cec_scalar_sampling};
 #endif
 
 const cec_table *const cec_tables[] = {
 #if defined(__x86_64__)
     &avx512vnni, &avx2,
+#elif defined(__aarch64__)
+    &neon_dotprod,
 #endif
     &scalar, NULL};

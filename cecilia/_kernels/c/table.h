@@ -78,13 +78,17 @@ typedef struct {
     /* Index of the largest of n values, the lowest such index; -1 when any value is NaN or none is finite. */
     int64_t (*argmax)(const float *x, int64_t n);
 
-    /* The tokens that top_k (0: all) and then top_p (1: all) keep: the nearest to the largest, ties by lowest index,
-     * always at least one. ids gets their indices in ascending order, w their weights exp((x - max x) / temperature)
+    /* The tokens that top_k (0: all), then top_p (1: all), then `reach` (INFINITY: all) keep. Near means near to the
+     * largest: top_k keeps the k nearest; top_p the nearest of what is left that make up this share of its
+     * sum of exp(x - max x); reach those no farther than it (min_p, as a distance). Ties by lowest index, always at
+     * least one. ids gets their indices in ascending order, w their weights exp((x - max x) / temperature)
      * (0 below exp(-87.7)); both have room for n. Returns how many, or -1 where argmax does.
-     * temperature > 0, top_k >= 0, 0 < top_p <= 1, 1 <= n < 2^31. */
-    int64_t (*keep)(const float *x, int64_t n, double temperature, int64_t top_k, double top_p, int32_t *ids, float *w);
+     * 1 <= n < 2^31, top_k >= 0, 0 < top_p <= 1, reach >= 0, temperature > 0. */
+    int64_t (*keep)(const float *x, int64_t n, int64_t top_k, double top_p, double reach, double temperature,
+                    int32_t *ids, float *w);
 
-    /* The place among n >= 1 weights at which the running sum (f64, in order) first exceeds u * their sum; 0 <= u < 1. */
+    /* The place among n >= 1 weights at which their running sum (f64, in a fixed order) first exceeds u times the
+     * whole; 0 <= u < 1. */
     int64_t (*draw)(const float *w, int64_t n, double u);
 } cec_sampling_ops;
 
