@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -169,21 +169,35 @@ class ModelWriter:
 
     def write(self, name: str, data: Any) -> None:
         """Append tensor `name`, the next of the plan; `data` is a contiguous buffer of its exact size."""
+        self.write_parts(name, (data,))
+
+    def write_parts(self, name: str, parts: Iterable[Any]) -> None:
+        """As `write`, from contiguous buffers that together make up the tensor, taken one at a time."""
         if self._fd < 0:
             raise UsageError("bad_write", f"{self.path}: the writer is closed")
         if self._next == len(self._entries):
             raise UsageError("bad_write", f"{self.path}: {name!r} follows the last planned tensor")
         entry = self._entries[self._next]
-        view = memoryview(data)
-        if name != entry.name or not view.c_contiguous or view.nbytes != entry.nbytes:
-            raise UsageError(
-                "bad_write",
-                f"{self.path}: expected {entry.name!r} in {entry.nbytes} contiguous bytes, "
-                f"found {name!r} in {view.nbytes}",
-            )
+        if name != entry.name:
+            raise UsageError("bad_write", f"{self.path}: expected {entry.name!r}, found {name!r}")
         self._pad_to(entry.offset)
-        self._append(view.cast("B"))
+        for part in parts:
+            view = memoryview(part)
+            if not view.c_contiguous or self._cursor + view.nbytes > entry.offset + entry.nbytes:
+                raise self._misfit(entry, view.nbytes)
+            self._append(view.cast("B"))
+        if self._cursor != entry.offset + entry.nbytes:
+            raise self._misfit(entry, 0)
         self._next += 1
+
+    def _misfit(self, entry: TensorEntry, nbytes: int) -> UsageError:
+        """The error for data of the wrong size or shape; the file is given up, as part of it may be there."""
+        self.abort()
+        found = self._cursor - entry.offset + nbytes
+        return UsageError(
+            "bad_write",
+            f"{self.path}: {entry.name!r} takes {entry.nbytes} contiguous bytes, found {found}",
+        )
 
     def finish(self) -> None:
         """Write header and sections, make the file durable and give it its name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of single heads and biases, against numpy in f64, on every instruction set and any number of threads."""
+"""Norms of single heads and biases, against numpy in f64, on every instruction set and on two threads."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ TEMPLATE = "{{ messages[0]['content'] }}"
 Edit = Callable[[dict[str, Any]], None]
 
 
-def metadata() -> dict[str, Any]:
+def metadata(architecture: str = "llama") -> dict[str, Any]:
     """The keys of a file that converts, as plain Python values (int: u32, float: f32)."""
-    return {
+    keys: dict[str, Any] = {
         "general.name": "tiny",
         "general.license": "apache-2.0",
         "llama.block_count": LAYERS,
@@ -48,27 +48,37 @@ def metadata() -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,
     }
+    return {key.replace("llama.", f"{architecture}."): value for key, value in keys.items()}
 
 
-def shapes(*, tied: bool = True) -> dict[str, tuple[int, ...]]:
+def shapes(
+    architecture: str = "llama", *, tied: bool = True, width: int = WIDTH
+) -> dict[str, tuple[int, ...]]:
     """Hugging Face names and shapes of the tiny model."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, WIDTH)}
+    q_rows, kv_rows = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, width)}
     for i in range(LAYERS):
+        if architecture == "qwen2":
+            for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+                found[f"model.layers.{i}.self_attn.{name}_proj.bias"] = (rows,)
+        if architecture == "qwen3":
+            for name in "qk":
+                found[f"model.layers.{i}.self_attn.{name}_norm.weight"] = (HEAD_DIM,)
         for name, shape in (
-            ("input_layernorm", (WIDTH,)),
-            ("self_attn.q_proj", (HEADS * HEAD_DIM, WIDTH)),
-            ("self_attn.k_proj", (KV_HEADS * HEAD_DIM, WIDTH)),
-            ("self_attn.v_proj", (KV_HEADS * HEAD_DIM, WIDTH)),
-            ("self_attn.o_proj", (WIDTH, HEADS * HEAD_DIM)),
-            ("post_attention_layernorm", (WIDTH,)),
-            ("mlp.gate_proj", (FF, WIDTH)),
-            ("mlp.up_proj", (FF, WIDTH)),
-            ("mlp.down_proj", (WIDTH, FF)),
+            ("input_layernorm", (width,)),
+            ("self_attn.q_proj", (HEADS * HEAD_DIM, width)),
+            ("self_attn.k_proj", (KV_HEADS * HEAD_DIM, width)),
+            ("self_attn.v_proj", (KV_HEADS * HEAD_DIM, width)),
+            ("self_attn.o_proj", (width, HEADS * HEAD_DIM)),
+            ("post_attention_layernorm", (width,)),
+            ("mlp.gate_proj", (FF, width)),
+            ("mlp.up_proj", (FF, width)),
+            ("mlp.down_proj", (width, FF)),
         ):
             found[f"model.layers.{i}.{name}.weight"] = shape
-    found["model.norm.weight"] = (WIDTH,)
+    found["model.norm.weight"] = (width,)
     if not tied:
-        found["lm_head.weight"] = (VOCAB, WIDTH)
+        found["lm_head.weight"] = (VOCAB, width)
     return found
 
 
@@ -79,6 +89,8 @@ GGUF_PARTS = {
     "model.layers": "blk",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -111,23 +123,31 @@ def write(
     keys: Mapping[str, Any] | None = None,
     edit: Edit | None = None,
     architecture: str = "llama",
+    width: int = WIDTH,
+    raw: Mapping[str, tuple[np.ndarray, GGMLQuantizationType]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Write a seeded tiny model whose matrices are of `kind`; return its f32 values by Hugging Face name.
 
-    `keys` replaces metadata (None removes a key), `edit` may change the GGUF tensors {name: f32} first.
+    `keys` replaces metadata (None removes a key), `edit` may change the GGUF tensors {name: f32} first, `raw`
+    replaces some by rows u8 of another type.
     """
-    rng = np.random.default_rng(7)
-    values = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes(tied=tied).items()}
+    values = random_values(architecture, tied=tied, width=width)
     tensors = {}
     for name, value in values.items():
         heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
+        if architecture != "llama":  # only this one interleaves
+            heads = 0
         tensors[gguf_name(name)] = permute(value, heads) if heads else value
     if edit is not None:
         edit(tensors)
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**metadata(), **(keys or {})}.items():
+    for key, value in {**metadata(architecture), **(keys or {})}.items():
         _add(writer, key, value)
     for name, value in tensors.items():
+        if raw is not None and name in raw:
+            rows, one = raw[name]
+            writer.add_tensor(name, rows, raw_dtype=one)
+            continue
         one = kind if value.ndim > 1 else GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(value, one), raw_dtype=one)
     writer.write_header_to_file()
@@ -138,6 +158,15 @@ def write(
         name: gguf.quants.dequantize(gguf.quants.quantize(value, kind), kind) if value.ndim > 1 else value
         for name, value in values.items()
     }
+
+
+def random_values(
+    architecture: str = "llama", *, tied: bool = True, width: int = WIDTH
+) -> dict[str, np.ndarray]:
+    """The seeded f32 values by Hugging Face name."""
+    rng = np.random.default_rng(7)
+    wanted = shapes(architecture, tied=tied, width=width)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in wanted.items()}
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

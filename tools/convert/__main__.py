@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.convert SRC --out FILE.l3r`: convert a GGUF file into a `.l3r` file.
+"""`python -m tools.convert SRC --out FILE.l3r`: make a `.l3r` of a GGUF file or Hugging Face directory.
 
 Ctrl-C, SIGTERM, a full disk or a damaged source leave no half file. After `kill -9` the hidden
 `.FILE.l3r.*.partial` beside the target remains; nothing reads it, and the next conversion removes it once
@@ -23,9 +23,14 @@ from .pipeline import QUANTISATIONS, Options, Report, convert
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
-        prog="python -m tools.convert", description="Convert a GGUF file into a .l3r file."
+        prog="python -m tools.convert", description="Convert a checkpoint into a .l3r file."
     )
-    found.add_argument("source", type=Path, metavar="SRC", help="a GGUF file of the architecture llama")
+    found.add_argument(
+        "source",
+        type=Path,
+        metavar="SRC",
+        help="a GGUF file, or a directory with config.json and safetensors",
+    )
     found.add_argument(
         "--out", type=Path, required=True, metavar="FILE.l3r", help="an existing file is replaced"
     )
@@ -33,14 +38,14 @@ def parser() -> argparse.ArgumentParser:
         "--quant",
         choices=sorted(QUANTISATIONS),
         default="keep",
-        help="keep (default) changes no value; norms are f32 always; a tensor already so is left alone",
+        help="keep (default) changes no value that a format of ours can hold; q8 and q4 search scales",
     )
     found.add_argument(
         "--tokenizer",
         metavar="PATH|byte|none",
-        help="default: the GGUF's own; else a tokenizer.json, bytes, nothing",
+        help="default: the source's own; else a tokenizer.json, bytes, nothing",
     )
-    found.add_argument("--name", help="the model's name; default: the GGUF's")
+    found.add_argument("--name", help="the model's name; default: the source's")
     found.add_argument("--license", help="the licence of the weights; default: what the GGUF states")
     found.add_argument(
         "--weights", choices=WEIGHTS, default="official", help="what the weights are (default: official)"
@@ -58,6 +63,8 @@ def print_report(report: Report) -> None:
     if not report.errors:
         print("values: unchanged")
         return
+    for name in report.errors:
+        print(f"{name}: relative RMS error {report.relative_rms(name):.5f}")
     worst = max(report.errors, key=report.relative_rms)
     print(
         f"relative RMS error: {report.relative_rms():.5f}; worst {report.relative_rms(worst):.5f} in {worst}"

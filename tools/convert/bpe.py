@@ -8,15 +8,24 @@ from dataclasses import dataclass
 
 from cecilia.errors import ModelFileError
 
-from .gguf_source import shown
+from .checkpoint import shown
 
 # The split of GPT-2; what follows are the patterns llama.cpp applies, one after the other, under each name.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SPACES = r"\s+(?!\S)|\s+"
 PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
+    "bailingmoe2": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS}|\s*[\r\n]|{_SPACES}",),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
+    "llama-bpe": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}|\s*[\r\n]+|{_SPACES}",),
+    "qwen2": (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SIGNS}|\s*[\r\n]+|{_SPACES}",),
     "smollm": (r"\p{N}", _GPT2),
 }
+# A piece that is a token as it stands is taken whole, whatever the merges say.
+_IGNORE_MERGES = {"llama-bpe"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ def byte_alphabet() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def tokenizer_json(tokens: list[str], merges: list[str], added: list[AddedToken], pre: str) -> bytes:
+def byte_level(tokens: list[str], merges: list[str], added: list[AddedToken], pre: str) -> bytes:
     """The file's bytes; raises ModelFileError when vocabulary and merges do not fit together."""
     if pre not in PRE_TOKENIZERS:
         raise ModelFileError(
@@ -52,7 +61,7 @@ def tokenizer_json(tokens: list[str], merges: list[str], added: list[AddedToken]
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(token) for token in added],
+        "added_tokens": [added_entry(token) for token in added],
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
@@ -71,7 +80,7 @@ def tokenizer_json(tokens: list[str], merges: list[str], added: list[AddedToken]
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": pre in _IGNORE_MERGES,
             "vocab": vocabulary,
             "merges": [_merge(index, merge, vocabulary) for index, merge in enumerate(merges)],
         },
@@ -79,7 +88,8 @@ def tokenizer_json(tokens: list[str], merges: list[str], added: list[AddedToken]
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
-def _added(token: AddedToken) -> dict[str, object]:
+def added_entry(token: AddedToken) -> dict[str, object]:
+    """The token as tokenizer.json lists it."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": token.id, "content": token.content, **flags, "special": token.special}
 

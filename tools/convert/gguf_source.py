@@ -6,7 +6,6 @@ Reading the container is the `gguf` package's work, done only after `gguf_check`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,8 @@ import numpy as np
 
 from cecilia.errors import ModelFileError, UsageError
 
+from .checkpoint import SourceTensor, shown
 from .gguf_check import check_gguf
-
-
-@dataclass(frozen=True)
-class SourceTensor:
-    """One matrix or vector of the source: `rows` [R, row bytes] u8 is mapped, not read."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    rows: np.ndarray
 
 
 class GgufSource:
@@ -50,8 +40,15 @@ class GgufSource:
         self.tensors: dict[str, SourceTensor] = {}
         for tensor in reader.tensors:
             shape = tuple(int(dim) for dim in reversed(tensor.shape))  # GGUF stores the fastest axis first
-            rows = tensor.data.reshape(shape[0] if len(shape) > 1 else 1, -1).view(np.uint8)
-            self.tensors[tensor.name] = SourceTensor(tensor.name, tensor.tensor_type.name, shape, rows)
+            rows = shape[0] if len(shape) > 1 else 1
+            self.tensors[tensor.name] = SourceTensor(
+                name=tensor.name,
+                type_name=tensor.tensor_type.name,
+                shape=shape,
+                path=path,
+                offset=int(tensor.data_offset),
+                row_bytes=int(tensor.n_bytes) // rows,
+            )
 
     def metadata_keys(self) -> list[str]:
         """Every metadata key of the file, in file order."""
@@ -106,9 +103,3 @@ class GgufSource:
         if value is None:
             raise ModelFileError("invalid_metadata", f"the file has no {key}")
         return value
-
-
-def shown(value: Any) -> str:
-    """A value from the file as one short line for an error message."""
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -7,6 +7,7 @@ import glob
 import hashlib
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,14 @@ from cecilia.formats.l3r_layout import naming
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
 from cecilia.formats.quant import FORMATS, TILE, Blocks, dequantise, pack, quantise, tensor_bytes
 
-from . import arch_llama
-from .arch_llama import Mapped
-from .gguf_blocks import SourceType, source_type
-from .gguf_source import GgufSource, SourceTensor, shown
+from .checkpoint import Mapped, Vocabulary
+from .open_source import open_source
 from .progress import Progress
-from .vocabulary import Vocabulary, sampling_defaults, vocabulary
+from .search import SEARCHED, search
+from .tensor_types import SourceType, source_type
 
 QUANTISATIONS = {"keep": None, "bf16": "bf16", "f32": "f32", "q8": "q8_32", "q4": "q4_32"}
-ARCHITECTURES = {arch_llama.NAME: arch_llama}
-# Rows are decoded in slabs of about this many float32 bytes, so that memory stays near one packed tensor.
+# Rows are read, converted and written in slabs of about this many float32 bytes, however large the tensor.
 _SLAB_BYTES = 8 << 20
 _HASH_CHUNK = 1 << 20
 _STALE_SECONDS = 3600
@@ -50,7 +49,6 @@ class Step:
     """One tensor from source to target."""
 
     mapped: Mapped
-    source: SourceTensor
     type: SourceType
     planned: PlannedTensor
 
@@ -61,13 +59,14 @@ class Step:
 
     @property
     def changes_values(self) -> bool:
-        """Whether the target's format is another than the one that holds the source's values exactly."""
-        return self.planned.rank == 2 and self.planned.format not in (self.type.keep, "f32")
+        """Whether the target's format does not hold the source's values exactly."""
+        exact = (self.type.keep, "f32") if self.type.exact else ("f32",)
+        return self.planned.rank == 2 and self.planned.format not in exact
 
 
 @dataclass
 class Report:
-    """What a conversion did. Errors are squared sums over the requantised tensors."""
+    """What a conversion did. Errors are squared sums over the tensors whose values changed."""
 
     path: Path
     parameters: int = 0
@@ -81,54 +80,54 @@ class Report:
         return 8 * self.weight_bytes / self.parameters
 
     def relative_rms(self, name: str | None = None) -> float:
-        """Root of (squared error / squared weights) of one tensor, or of all requantised ones."""
+        """Root of (squared error / squared weights) of one tensor, or of all that changed."""
         sums = [self.errors[name]] if name else list(self.errors.values())
         error, energy = (sum(pair[i] for pair in sums) for i in (0, 1))
         return float(np.sqrt(error / energy)) if energy else 0.0
 
 
 def convert(source_path: Path, out: Path, options: Options | None = None) -> Report:
-    """Convert the GGUF at `source_path` into the `.l3r` file `out`, replaced only by a finished one.
+    """Convert the GGUF file or Hugging Face directory at `source_path` into the `.l3r` file `out`.
 
-    Everything that can be refused is refused before the first tensor is read. Raises ModelFileError for the
-    source, UsageError for the call, CeciliaError `disk_full` when the target's file system is too small.
+    An existing `out` is replaced only by a finished one. Everything that can be refused is refused before the
+    first tensor is read. Raises ModelFileError for the source, UsageError for the call, CeciliaError
+    `disk_full` when the target's file system is too small.
     """
     options = options or Options()
     _check_paths(source_path, out)
     report = Report(out)
+    with Progress("read header", 1):
+        source = open_source(source_path)
     with naming(source_path):
-        with Progress("read header", source_path.stat().st_size):
-            source = GgufSource(source_path)
-        architecture = source.text("general.architecture")
-        if architecture not in ARCHITECTURES:
-            raise ModelFileError(
-                "unsupported_architecture",
-                f"the architecture {shown(architecture)}; supported: {' '.join(ARCHITECTURES)}",
-            )
-        arch = ARCHITECTURES[architecture]
-        hyper = arch.hyper(source)
-        mapped = list(arch.tensors(hyper))
-        arch.check_tensors(source, mapped)
-        steps = [_plan(tensor, source.tensors[tensor.source], options.quant, report) for tensor in mapped]
-    words = vocabulary(source, options.tokenizer, hyper["vocab"])
+        steps = [_plan(tensor, options.quant, report) for tensor in source.tensors]
+    words = source.vocabulary(options.tokenizer)
     _check_room(out, sum(step.nbytes for step in steps))
     metadata = {
-        "architecture": architecture,
-        "hyper": hyper,
-        "name": options.name or source.text("general.name") or source_path.stem,
+        "architecture": source.architecture,
+        "hyper": source.hyper,
+        "name": options.name or source.name or source_path.resolve().stem,
         "weights": options.weights,
-        "license": options.license or source.text("general.license") or "unknown",
+        "license": options.license or source.license or "unknown",
         "provenance": {
-            "source": source_path.name,
-            "source_sha256": sha256_of(source_path, "hash source"),
+            "source": source_path.resolve().name,
+            "source_sha256": digest_of(source.files),
             "converter": f"cecilia {__version__}",
             "quant": options.quant,
         },
         "text": words.text,
-        "sampling": sampling_defaults(source),
+        "sampling": source.sampling,
     }
-    _write(out, metadata, words, steps, report)
+    with naming(source_path):
+        _write(out, metadata, words, steps, report)
     return report
+
+
+def digest_of(files: list[Path]) -> str:
+    """The SHA-256 of one file; of several, that of what `sha256sum` prints of them, sorted by name."""
+    if len(files) == 1:
+        return sha256_of(files[0], "hash source")
+    lines = [f"{sha256_of(path, f'hash {path.name}')}  {path.name}\n" for path in sorted(files)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def sha256_of(path: Path, phase: str) -> str:
@@ -144,14 +143,14 @@ def sha256_of(path: Path, phase: str) -> str:
 def _check_paths(source: Path, out: Path) -> None:
     if not source.exists():
         raise ModelFileError("file_unreadable", f"{source}: no such file")
-    if not source.is_file():
-        raise ModelFileError("file_unreadable", f"{source}: not a file")
+    if not source.is_file() and not source.is_dir():
+        raise ModelFileError("file_unreadable", f"{source}: neither a file nor a directory")
     if out.is_dir():
         raise UsageError("bad_output", f"{out} is a directory")
     if not out.parent.is_dir():
         raise UsageError("bad_output", f"the directory {out.parent} does not exist")
-    if out.exists() and out.samefile(source):
-        raise UsageError("bad_output", f"{out} is the source itself")
+    if out.exists() and any(out.samefile(path) for path in (source, *source.glob("*"))):
+        raise UsageError("bad_output", f"{out} is the source itself or a part of it")
 
 
 def _check_room(out: Path, needed: int) -> None:
@@ -166,22 +165,21 @@ def _check_room(out: Path, needed: int) -> None:
         )
 
 
-def _plan(mapped: Mapped, source: SourceTensor, quant: str, report: Report) -> Step:
+def _plan(mapped: Mapped, quant: str, report: Report) -> Step:
+    source, spec = mapped.source, mapped.spec
     kind = source_type(source.name, source.type_name)
-    if len(mapped.shape) == 1:
+    if spec.rank == 1:
         if kind.keep not in ("f32", "bf16"):
             raise ModelFileError(
                 "unsupported_tensor_type",
                 f"the vector {source.name!r} is {source.type_name}; it must be a float type",
             )
-        (cols,) = mapped.shape
-        return Step(mapped, source, kind, PlannedTensor(mapped.name, "f32", 1, 1, cols, mapped.layer))
-    rows, cols = mapped.shape
+        return Step(mapped, kind, PlannedTensor(mapped.name, "f32", 1, 1, spec.cols, spec.layer))
     wanted = QUANTISATIONS[quant] or kind.keep
-    if cols % FORMATS[wanted].block:
-        report.notes.append(f"{mapped.name}: rows of {cols} are no multiple of 32, kept as {kind.keep}")
+    if spec.cols % FORMATS[wanted].block:
+        report.notes.append(f"{mapped.name}: rows of {spec.cols} are no multiple of 32, kept as {kind.keep}")
         wanted = kind.keep
-    return Step(mapped, source, kind, PlannedTensor(mapped.name, wanted, 2, rows, cols, mapped.layer))
+    return Step(mapped, kind, PlannedTensor(mapped.name, wanted, 2, spec.rows, spec.cols, spec.layer))
 
 
 def _write(out: Path, metadata: dict[str, Any], words: Vocabulary, steps: list[Step], report: Report) -> None:
@@ -197,34 +195,49 @@ def _write(out: Path, metadata: dict[str, Any], words: Vocabulary, steps: list[S
         Progress("convert", total) as progress,
     ):
         for step in steps:
-            writer.write(step.planned.name, _tensor(step, report))
+            writer.write_parts(step.planned.name, _parts(step, report, progress))
             report.parameters += step.planned.rows * step.planned.cols
             report.weight_bytes += step.nbytes
-            progress.advance(step.nbytes, f"{step.planned.name} {step.planned.format}")
         writer.finish()
 
 
-def _tensor(step: Step, report: Report) -> np.ndarray:
-    """The target's bytes of one tensor."""
-    cols = step.planned.cols
-    if step.planned.rank == 1:
-        (vector,) = dequantise(_decoded(step, np.asarray(step.source.rows)))
+def _parts(step: Step, report: Report, progress: Progress) -> Iterator[np.ndarray]:
+    """The target's bytes of one tensor, slab by slab."""
+    planned = step.planned
+    slab = max(_SLAB_BYTES // (4 * planned.cols) // TILE, 1) * TILE  # whole tiles, so that packed slabs join
+    for start in range(0, planned.rows, slab):
+        raw = step.mapped.read(start, min(start + slab, planned.rows))
+        part = _packed(step, raw, report)
+        yield part
+        progress.advance(part.nbytes, f"{planned.name} {planned.format}")
+
+
+def _packed(step: Step, raw: np.ndarray, report: Report) -> np.ndarray:
+    """Source rows as the target's bytes; what that changes is added to the report.
+
+    Raises ModelFileError when a value is not finite.
+    """
+    planned = step.planned
+    exact = _finite(step, step.type.decode(raw, planned.cols))
+    if planned.rank == 1:
+        (vector,) = dequantise(exact)
         return vector
-    packed = np.empty(step.nbytes, np.uint8)
-    order = step.mapped.row_order()
-    slab = max(_SLAB_BYTES // (4 * cols) // TILE, 1) * TILE  # whole tiles, so that packed slabs join
-    at = 0
-    for start in range(0, step.planned.rows, slab):
-        raw = np.asarray(step.source.rows)[order[start : start + slab]]
-        part = pack(_target(step, _decoded(step, raw), report))
-        packed[at : at + len(part)] = part
-        at += len(part)
-    return packed
+    if planned.format == exact.format:
+        return pack(exact)
+    weights = dequantise(exact)
+    if planned.format == step.type.keep:
+        blocks = _finite(step, step.type.fit(raw, planned.cols))
+    elif planned.format in SEARCHED:
+        blocks = search(weights, planned.format)
+    else:
+        blocks = quantise(weights, planned.format)
+    if step.changes_values:
+        _count_error(report, planned.name, weights, blocks)
+    return pack(blocks)
 
 
-def _decoded(step: Step, raw: np.ndarray) -> Blocks:
-    """Source rows as blocks; raises ModelFileError when a value is not finite."""
-    blocks = step.type.decode(raw, step.planned.cols)
+def _finite(step: Step, blocks: Blocks) -> Blocks:
+    """The blocks themselves; raises ModelFileError when a value is not finite."""
     if blocks.format == "bf16":
         finite = bool(((blocks.q & 0x7F80) != 0x7F80).all())
     else:
@@ -232,20 +245,13 @@ def _decoded(step: Step, raw: np.ndarray) -> Blocks:
         finite = all(np.isfinite(part).all() for part in numbers if part is not None)
     if not finite:
         raise ModelFileError(
-            "bad_weights", f"the tensor {step.source.name!r} holds values that are not finite"
+            "bad_weights", f"the tensor {step.mapped.source.name!r} holds values that are not finite"
         )
     return blocks
 
 
-def _target(step: Step, exact: Blocks, report: Report) -> Blocks:
-    """The blocks in the target's format; what that changes is added to the report."""
-    if exact.format == step.planned.format:
-        return exact
-    weights = dequantise(exact)
-    blocks = quantise(weights, step.planned.format)
-    if step.changes_values:
-        wide = weights.astype(np.float64)
-        error, energy = report.errors.get(step.planned.name, (0.0, 0.0))
-        error += float(np.square(dequantise(blocks) - wide).sum())
-        report.errors[step.planned.name] = (error, energy + float(np.square(wide).sum()))
-    return blocks
+def _count_error(report: Report, name: str, weights: np.ndarray, blocks: Blocks) -> None:
+    wide = weights.astype(np.float64)
+    error, energy = report.errors.get(name, (0.0, 0.0))
+    error += float(np.square(dequantise(blocks) - wide).sum())
+    report.errors[name] = (error, energy + float(np.square(wide).sum()))
