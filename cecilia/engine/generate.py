@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,10 +13,20 @@ from numpy.typing import NDArray
 
 from cecilia.arch.base import Hints
 from cecilia.engine import memory
-from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt, Timings, Usage
+from cecilia.engine.job import (
+    ChatRequest,
+    Delta,
+    Event,
+    Finished,
+    Prefill,
+    Prompt,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from cecilia.engine.runner import Runner, chunks
 from cecilia.errors import CeciliaError, RequestError
-from cecilia.sampler import Sampler
+from cecilia.sampler import Sampler, SamplingParams
 from cecilia.state.pages import POSITIONS
 from cecilia.text.chat import ChatTemplate, encode_chat
 from cecilia.text.stream import Piece, TextStream
@@ -53,8 +64,10 @@ class Engine:
         """Render, tokenise and check; nothing is evaluated.
 
         Raises RequestError (`context_length_exceeded` with facts n_prompt_tokens and n_ctx, `empty_prompt`,
-        those of the template) and MemoryLimitError `insufficient_memory`.
+        `invalid_value` for a biased token the model has not, those of the template) and MemoryLimitError
+        `insufficient_memory`.
         """
+        self._require_known(request.sampling)
         options = dict(request.template_kwargs)
         if request.enable_thinking is not None:
             options["enable_thinking"] = request.enable_thinking
@@ -88,6 +101,13 @@ class Engine:
         """Release the memory and the file; the engine is of no use afterwards."""
         self._runner.close()
 
+    def _require_known(self, sampling: SamplingParams) -> None:
+        vocab = self._runner.vocab
+        for token, _ in sampling.logit_bias:
+            if not 0 <= token < vocab:
+                message = f"logit_bias names token {token}; this model has 0 to {vocab - 1}"
+                raise RequestError("invalid_value", message, param="logit_bias")
+
     def _require_pages(self, positions: int) -> None:
         pool = self._runner.pool
         pages = -(-positions // POSITIONS)
@@ -113,10 +133,11 @@ class _Generation:
         self.tokenizer, self.clock = tokenizer, clock
         self.prompt, self.emit, self.cancelled = prompt, emit, cancelled
         request = prompt.request
-        self.sampler = Sampler(request.sampling)
+        self.sampler = Sampler(request.sampling, prompt.tokens)
         self.text = TextStream(
             stops=(*request.stop, *hints.stops), think=hints.think, opens_in_think=hints.opens_in_think
         )
+        self.entries: list[TokenLogprob] = []  # of tokens whose text is held back
         self.cached = self.completion = self.reasoning = 0
 
     def run(self) -> Finished:
@@ -124,7 +145,7 @@ class _Generation:
         logits = self._prefill()
         prefilled = self.clock()
         cause: Cause = "cancelled" if logits is None else self._decode(logits)
-        self._emit_text(self.text.flush())
+        self._emit_text(self.text.flush(), last=True)
         usage = Usage(len(self.prompt.tokens), self.completion, self.cached, self.reasoning)
         timings = Timings(1e3 * (prefilled - started), 1e3 * (self.clock() - prefilled))
         return Finished("length" if cause == "length" else "stop", cause, usage, timings)
@@ -146,6 +167,8 @@ class _Generation:
             self.completion += 1
             if token in self.tokenizer.eos_ids:
                 return "eos"
+            if self.prompt.request.logprobs is not None:
+                self.entries.append(self._entry(logits, token, self.prompt.request.logprobs))
             if self._emit_text(self.text.push(self.tokenizer.token_bytes(token))):
                 return "stop"
             if self.completion >= self.prompt.max_tokens:
@@ -162,9 +185,17 @@ class _Generation:
             raise CeciliaError("numeric_error", f"logits at position {position} are not finite")
         return logits
 
-    def _emit_text(self, piece: Piece) -> bool:
-        """Emit what became certain; whether a stop string was reached."""
+    def _entry(self, logits: NDArray[np.float32], token: int, top: int) -> TokenLogprob:
+        first, *others = [
+            TokenLogprob(each, self.tokenizer.token_bytes(each), logprob)
+            for each, logprob in self.sampler.logprobs(logits, token, top)
+        ]
+        return replace(first, top=tuple(others))
+
+    def _emit_text(self, piece: Piece, *, last: bool = False) -> bool:
+        """Emit what became certain, with the entries waiting for text; whether a stop string was reached."""
         self.reasoning += bool(piece.reasoning)
-        if piece.content or piece.reasoning:
-            self.emit(Delta(piece.content, piece.reasoning, self.completion))
+        if piece.content or piece.reasoning or (last and self.entries and not piece.stopped):
+            self.emit(Delta(piece.content, piece.reasoning, self.completion, tuple(self.entries)))
+            self.entries.clear()
         return piece.stopped

@@ -11,7 +11,10 @@ from cecilia.sampler import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A validated chat request. `max_tokens` None means up to the end of the context window."""
+    """A validated chat request. `max_tokens` None means up to the end of the context window.
+
+    `logprobs`: how many of the likeliest tokens are told beside each token; None tells nothing.
+    """
 
     messages: list[dict[str, Any]]
     sampling: SamplingParams
@@ -19,6 +22,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     enable_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,31 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its bytes (part of a character perhaps) and the natural logarithm of its probability, finite.
+
+    `top`: the likeliest tokens at its place, likeliest first; the token itself need not be among them.
+    """
+
+    token: int
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """New text. `tokens` is the number of completion tokens so far, this step's included."""
+    """New text. `tokens` is the number of completion tokens so far, this step's included.
+
+    `logprobs`, when asked for, are those of the tokens since the last Delta: a token whose text is held back
+    waits for the next text. The last Delta may have entries and no text, of tokens that gave none (a think
+    tag). The end token has no entry, nor have tokens after the last text when a stop string ended it.
+    """
 
     content: str
     reasoning: str
     tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 Event = Prefill | Delta

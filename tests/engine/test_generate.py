@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from cecilia.engine.generate import Engine
-from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt
+from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt, TokenLogprob
 from cecilia.engine.load import load
 from cecilia.errors import CeciliaError, MemoryLimitError, RequestError
 from cecilia.sampler import SamplingParams
@@ -233,3 +234,105 @@ def test_a_request_without_memory_is_refused_before_any_work(
     assert refusal.value.code == "insufficient_memory"
     assert runner_of(fresh).pool.allocated == 0
     fresh.close()
+
+
+# -- sampling and log-probabilities -----------------------------------------------------------------------
+
+
+def entries_of(events: list[Event]) -> list[TokenLogprob]:
+    return [entry for event in events if isinstance(event, Delta) for entry in event.logprobs]
+
+
+def speak(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    """Make the next answer say `text`, one byte a token."""
+    monkeypatch.setattr("cecilia.sampler.Sampler.sample", mock.Mock(side_effect=text))
+
+
+def expected_logprobs(engine: Engine, text: str, ids: list[int]) -> list[np.ndarray[Any, Any]]:
+    """The log-softmax at each place of the answer, from one evaluation of the whole text."""
+    prompt = prompt_ids(text)
+    rows = runner_of(engine).evaluate([*prompt, *ids])[len(prompt) - 1 : -1].astype(np.float64)
+    runner_of(engine).reset()
+    return [row - np.logaddexp.reduce(row) for row in rows]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.5, seed=3, repeat_penalty=1.3)])
+@pytest.mark.parametrize("top", [0, 5])
+def test_each_token_has_its_logprob(engine: Engine, sampling: SamplingParams, top: int) -> None:
+    endless = ended_by(engine, set())
+    events, finished = run(endless, endless.prepare(request(sampling=sampling, logprobs=top, max_tokens=30)))
+    entries = entries_of(events)
+    assert len(entries) == finished.usage.completion_tokens == 30
+    assert b"".join(entry.bytes for entry in entries).decode("utf-8", "replace") == text_of(events)
+    rows = expected_logprobs(engine, "Hello", [entry.token for entry in entries])
+    for entry, row in zip(entries, rows, strict=True):
+        assert entry.logprob == pytest.approx(row[entry.token], rel=1e-9)
+        likeliest = np.argsort(-row, kind="stable")[:top].tolist()
+        assert [other.token for other in entry.top] == likeliest
+        assert [other.logprob for other in entry.top] == pytest.approx(row[likeliest].tolist(), rel=1e-9)
+        assert all(other.bytes == endless._tokenizer.token_bytes(other.token) for other in entry.top)
+
+
+def test_no_logprobs_unless_asked_and_the_text_is_the_same(engine: Engine) -> None:
+    endless = ended_by(engine, set())
+    plain, _ = run(endless, endless.prepare(request()))
+    asked, _ = run(endless, endless.prepare(request(logprobs=2)))
+    assert entries_of(plain) == []
+    assert text_of(plain) == text_of(asked)
+
+
+def test_entries_wait_for_the_text_of_their_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are bytes here: a character of three, a text that might have become a stop, the end."""
+    speak(monkeypatch, "\u20acab.".encode())
+    endless = ended_by(engine, {ord(".")})
+    events, finished = run(endless, endless.prepare(request(logprobs=0, stop=("abc",))))
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert [(delta.content, bytes(entry.token for entry in delta.logprobs)) for delta in deltas] == [
+        ("€", "€".encode()),
+        ("ab", b"ab"),
+    ]
+    assert (finished.cause, finished.usage.completion_tokens) == ("eos", 6)
+
+
+def test_tokens_of_a_stop_string_have_no_entry(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    speak(monkeypatch, b"xyabc")
+    endless = ended_by(engine, set())
+    events, finished = run(endless, endless.prepare(request(logprobs=0, stop=("abc",))))
+    assert (text_of(events), bytes(entry.token for entry in entries_of(events))) == ("xy", b"xy")
+    assert finished.usage.completion_tokens == 5
+
+
+@pytest.mark.parametrize(("opens", "spoken"), [(False, b"<think>a</think>"), (True, b"a</think>")])
+def test_tokens_without_text_bring_their_entries_at_the_end(
+    engine: Engine, opens: bool, spoken: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak(monkeypatch, spoken)
+    hints = replace(engine._hints, think=("<think>", "</think>"), opens_in_think=opens)
+    tokenizer = ended_by(engine, set())._tokenizer
+    thinking = Engine(runner_of(engine), tokenizer, engine._template, hints, engine.info)
+    events, _ = run(thinking, thinking.prepare(request(logprobs=0, max_tokens=len(spoken))))
+    assert bytes(entry.token for entry in entries_of(events)) == spoken
+    last = events[-1]
+    assert isinstance(last, Delta)
+    assert (last.content, last.reasoning, len(last.logprobs)) == ("", "", len("</think>"))
+
+
+def test_bias_decides_and_must_name_tokens_of_the_model(engine: Engine) -> None:
+    forced = ended_by(engine, set())
+    biased = SamplingParams(logit_bias=((ord("z"), 100.0),))
+    events, _ = run(forced, forced.prepare(request(sampling=biased, max_tokens=4)))
+    assert text_of(events) == "zzzz"
+    for token in (-1, 259):
+        with pytest.raises(RequestError) as refusal:
+            forced.prepare(request(sampling=SamplingParams(logit_bias=((token, 1.0),))))
+        assert (refusal.value.code, refusal.value.param) == ("invalid_value", "logit_bias")
+
+
+def test_repeat_penalty_sees_the_prompt(engine: Engine) -> None:
+    """The bias leaves y and z; each is in one of the prompts, and the other one is said."""
+    two = ((ord("y"), 80.0), (ord("z"), 80.0))
+    endless = ended_by(engine, set())
+    for asked, said in (("yy", "z"), ("zz", "y")):
+        penalised = SamplingParams(logit_bias=two, repeat_penalty=2.0)
+        events, _ = run(endless, endless.prepare(request(asked, sampling=penalised, max_tokens=1)))
+        assert text_of(events) == said
