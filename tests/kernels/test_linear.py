@@ -148,6 +148,18 @@ def test_gather_returns_the_dequantised_rows(fmt: str) -> None:
         w.gather([-1], out)
 
 
+@pytest.mark.parametrize("name", isa.available())
+def test_vanishing_activations_count_as_zeros(name: str) -> None:
+    """Their quants would need a factor beyond f32: the product is small whatever is done, never a wrong sign."""
+    isa.use(name)
+    w, exact = weight(np.random.default_rng(9), "q8_32", 16, 64)
+    for top in (1e-29, 1e-31, 1e-38, 1e-45):
+        x = np.zeros((1, 64), np.float32)
+        x[0, 5] = top
+        want = exact[:, 5] * float(x[0, 5]) if top > 1e-30 else np.zeros(16)
+        np.testing.assert_allclose(apply(Linear([w]), x)[0], want, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", isa.available())
 def test_non_finite_activations_are_never_hidden(bad: float, name: str) -> None:

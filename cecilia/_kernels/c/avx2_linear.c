@@ -36,7 +36,8 @@ static void quantize(const float *x, int64_t n, int8_t *q, float *d, float *s, i
         _mm256_storeu_si256((__m256i *)lane, top8);
         for (int i = 0; i < 8; i++) most = lane[i] > most ? lane[i] : most;
         const float top = cec_bits_f32((uint32_t)most);
-        const float scale = top / 127, inverse = top > 0 ? 127 / top : 0;
+        float inverse;
+        const float scale = cec_block_scale(top, &inverse);
         for (int i = 0; i < 4; i++) {
             i32[i] = scaled(v[i], _mm256_set1_ps(inverse));
             sum8 = _mm256_add_epi32(sum8, i32[i]);

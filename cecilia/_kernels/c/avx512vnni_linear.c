@@ -20,7 +20,8 @@ static void quantize(const float *x, int64_t n, int8_t *q, float *d, float *s, i
         const __m512i magnitude = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(x0)),
                                                    _mm512_castps_si512(_mm512_abs_ps(x1)));
         const float top = cec_bits_f32((uint32_t)_mm512_reduce_max_epi32(magnitude));
-        const float scale = top / 127, inverse = top > 0 ? 127 / top : 0;
+        float inverse;
+        const float scale = cec_block_scale(top, &inverse);
         const __m512 by = _mm512_set1_ps(inverse);
         /* min(a, b) returns b when a is NaN: a NaN becomes 127, as in the reference. */
         const __m512i q0 = _mm512_cvtps_epi32(

@@ -36,4 +36,11 @@ static inline float cec_f16_f32(uint16_t h) {
     return sign ? -tiny : tiny;
 }
 
+/* Scale, and its inverse, of activations whose largest magnitude is `top`. Below 1e-30, where 127 / top comes to
+ * overflow, they count as zeros; NaN and infinity stay in the scale. */
+static inline float cec_block_scale(float top, float *inverse) {
+    *inverse = top < 1e-30f ? 0 : 127 / top;
+    return top < 1e-30f ? 0 : top / 127;
+}
+
 #endif

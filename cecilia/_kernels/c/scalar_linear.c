@@ -16,7 +16,8 @@ static void quantize(const float *x, int64_t n, int8_t *q, float *d, float *s, i
             bits = magnitude > bits ? magnitude : bits;
         }
         const float top = cec_bits_f32(bits);
-        const float scale = top / 127, inverse = top > 0 ? 127 / top : 0;
+        float inverse;
+        const float scale = cec_block_scale(top, &inverse);
         int32_t sum = 0;
         for (int i = 0; i < CEC_BLOCK; i++) {
             /* fminf sends NaN to 127: the conversion stays defined, and the scale already carries the NaN. */

@@ -20,8 +20,8 @@ typedef struct {
 } cec_acts;
 
 typedef struct {
-    /* Quantise one row: per 32-block d = max|x| / 127, q = round-half-even(x / d) clamped to +-127. n % 32 == 0.
-     * A block of zeros has d = 0. */
+    /* Quantise one row: per 32-block d = max|x| / 127, q = round-half-even(x * (127 / max|x|)) clamped to +-127.
+     * n % 32 == 0. A block with max|x| < 1e-30 has d = 0. A NaN or an infinity makes d one. */
     void (*quantize)(const float *x, int64_t n, int8_t *q, float *d, float *s, int32_t *c);
 
     /* y[t * ldy + r] (= or +=, by `add`) sum over k of W[r][k] * x[t][k] for the first `rows` rows (1..16) of one
