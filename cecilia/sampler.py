@@ -34,6 +34,9 @@ _MASK32 = 0xFFFF_FFFF
 
 Logits = npt.NDArray[np.float32]
 
+REPEAT_LAST_N = 64
+"""How far back a repeat penalty reaches unless told otherwise, prompt included: llama.cpp's default."""
+
 UNLIKELY = -9999.0
 """Stands for any log-probability below it: JSON has no minus infinity."""
 
@@ -55,7 +58,7 @@ class SamplingParams:
     seed: int = 0
     min_p: float = 0.0
     repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
+    repeat_last_n: int = REPEAT_LAST_N
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -78,6 +78,7 @@ async def _run(
         model=service.model_id,
         fingerprint=_fingerprint(engine),
         include_usage=call.include_usage,
+        include_logprobs=call.engine.logprobs is not None,
     )
     exchange.extra_headers = (*exchange.extra_headers, ("X-Cecilia-Generation-Id", completion.id))
     try:
@@ -98,18 +99,16 @@ async def _run(
 async def _whole(
     exchange: Exchange, completion: Completion, job: Job, ticket: Ticket, call: ChatCall
 ) -> Finished:
-    content: list[str] = []
-    reasoning: list[str] = []
+    deltas: list[Delta] = []
     try:
         while not isinstance(events := await job.events(), Finished):
             for event in events:
                 _follow(ticket, event)
                 if isinstance(event, Delta):
-                    content.append(event.content)
-                    reasoning.append(event.reasoning)
+                    deltas.append(event)
     except CeciliaError as error:
         raise from_engine(error) from error
-    answer = completion.whole("".join(content), "".join(reasoning), events, extra=_extra(call, events))
+    answer = completion.whole(deltas, events, extra=_extra(call, events))
     exchange.send(json_response(answer))
     return events
 
@@ -166,9 +165,7 @@ class _Stream:
                     self._progress = f"prefill {event.done}/{event.total}"
                     continue
                 self._progress = f"generated {event.tokens}"
-                chunk = self._completion.delta_chunk(event.content, event.reasoning)
-                if chunk is not None:
-                    chunks.append(sse.data(chunk))
+                chunks.append(sse.data(self._completion.delta_chunk(event)))
             if chunks:
                 self._send(b"".join(chunks))
                 await self._exchange.drained()

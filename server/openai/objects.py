@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cecilia.engine.job import Finished, Timings, Usage
+from cecilia.engine.job import Delta, Finished, Timings, TokenLogprob, Usage
 
 Object = dict[str, Any]
 
@@ -20,19 +21,21 @@ class Completion:
     model: str
     fingerprint: str
     include_usage: bool = False
+    include_logprobs: bool = False
 
     def role_chunk(self) -> Object:
         """The first chunk. Content is "", not null: both SDKs accept it and it is OpenAI's own."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def delta_chunk(self, content: str, reasoning: str) -> Object | None:
-        """A chunk of text, or None when there is none (an empty delta is for the last chunk alone)."""
+    def delta_chunk(self, event: Delta) -> Object:
+        """A chunk of text. Log-probabilities without text come with an empty content: an empty delta is for
+        the last chunk alone."""
         delta = {}
-        if reasoning:
-            delta["reasoning_content"] = reasoning
-        if content:
-            delta["content"] = content
-        return self._chunk(delta, None) if delta else None
+        if event.reasoning:
+            delta["reasoning_content"] = event.reasoning
+        if event.content or not event.reasoning:
+            delta["content"] = event.content
+        return self._chunk(delta, None, event.logprobs)
 
     def last_chunks(self, finished: Finished, *, extra: Object) -> list[Object]:
         """The finishing chunk and, if asked for, the usage chunk; the timings stand in the last of them."""
@@ -41,12 +44,18 @@ class Completion:
             return [finish | {"timings": timings(finished)}]
         return [finish, self._head([]) | {"usage": usage(finished.usage), "timings": timings(finished)}]
 
-    def whole(self, content: str, reasoning: str, finished: Finished, *, extra: Object) -> Object:
+    def whole(self, deltas: list[Delta], finished: Finished, *, extra: Object) -> Object:
         """The answer that is not streamed."""
+        content = "".join(delta.content for delta in deltas)
         message: Object = {"role": "assistant", "content": content, "refusal": None}
-        if reasoning:
+        if reasoning := "".join(delta.reasoning for delta in deltas):
             message["reasoning_content"] = reasoning
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finished.reason}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
+            "finish_reason": finished.reason,
+        }
         return {
             "id": self.id,
             "object": "chat.completion",
@@ -59,10 +68,23 @@ class Completion:
             "cecilia": extra,
         }
 
-    def _chunk(self, delta: Object, finish_reason: str | None) -> Object:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, delta: Object, finish_reason: str | None, entries: Sequence[TokenLogprob] = ()
+    ) -> Object:
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": self._logprobs(entries) if entries else None,
+            "finish_reason": finish_reason,
+        }
         head = self._head([choice])
         return head | {"usage": None} if self.include_usage else head
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Object | None:
+        if not self.include_logprobs:
+            return None
+        content = [_logprob(entry) | {"top_logprobs": [*map(_logprob, entry.top)]} for entry in entries]
+        return {"content": content, "refusal": None}
 
     def _head(self, choices: list[Object]) -> Object:
         return {
@@ -73,6 +95,12 @@ class Completion:
             "choices": choices,
             "system_fingerprint": self.fingerprint,
         }
+
+
+def _logprob(entry: TokenLogprob) -> Object:
+    """`bytes` are exact; `token` shows U+FFFD where they are only part of a character."""
+    text = entry.bytes.decode("utf-8", "replace")
+    return {"token": text, "bytes": list(entry.bytes), "logprob": entry.logprob}
 
 
 def usage(counts: Usage) -> Object:

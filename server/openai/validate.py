@@ -7,15 +7,16 @@ implement is refused when it is set to something that would change the answer, a
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from cecilia.engine.job import ChatRequest
-from cecilia.sampler import SamplingParams
+from cecilia.sampler import REPEAT_LAST_N, SamplingParams
 from server.errors import (
     ApiError,
     invalid_value,
@@ -28,10 +29,14 @@ from server.openai.messages import parse_messages
 MAX_DEPTH = 64
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
+MAX_TOP_LOGPROBS = 20
 # A drawn seed is told in the answer, and JavaScript has no integers beyond 53 bits.
 SEED_BITS = 53
 
 Body = dict[str, Any]
+
+_Value = TypeVar("_Value", int, float)
+_MAX_INT32 = 2**31 - 1
 
 # Fields with one value that means "off"; this server has no other. (field, values that mean off)
 _ONLY_OFF: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -39,18 +44,7 @@ _ONLY_OFF: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("tool_choice", ("none",)),
     ("functions", ([],)),
     ("function_call", ("none",)),
-    ("logprobs", (False,)),
-    ("logit_bias", ({},)),
     ("audio", ()),
-)
-
-# Sampling options of other servers: (field, lowest, lowest is allowed, highest, value that means off).
-_NEUTRAL_NUMBERS: tuple[tuple[str, float, bool, float, float], ...] = (
-    ("min_p", 0.0, True, 1.0, 0.0),
-    ("repeat_penalty", 0.0, False, 2.0, 1.0),
-    ("repetition_penalty", 0.0, False, 2.0, 1.0),
-    ("presence_penalty", -2.0, True, 2.0, 0.0),
-    ("frequency_penalty", -2.0, True, 2.0, 0.0),
 )
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -105,6 +99,7 @@ def parse_chat(
         stop=_stops(body),
         enable_thinking=thinking,
         template_kwargs=template_kwargs,
+        logprobs=_logprobs(body),
     )
     return ChatCall(request, stream=stream, include_usage=stream and include_usage, seed=seed)
 
@@ -113,16 +108,45 @@ def parse_chat(
 
 
 def _sampling(body: Body, defaults: Mapping[str, float], seed: int) -> SamplingParams:
-    temperature = _number(body, "temperature", 0.0, 2.0)
-    top_p = _number(body, "top_p", 0.0, 1.0)
-    top_k = _integer(body, "top_k", -1)
-    if temperature is None:
-        temperature = float(defaults.get("temperature", 0.0))
-    if top_p is None:
-        top_p = float(defaults.get("top_p", 1.0))
-    if top_k is None:
-        top_k = int(defaults.get("top_k", 0))
-    return SamplingParams(temperature=temperature, top_k=max(top_k, 0), top_p=top_p, seed=seed)
+    """The model's defaults stand for temperature, top_p and top_k; everything else is off by default."""
+    repeat_penalty = _number(body, "repeat_penalty", 0.0, 2.0, low_allowed=False)
+    repetition_penalty = _number(body, "repetition_penalty", 0.0, 2.0, low_allowed=False)  # the same, renamed
+    return SamplingParams(
+        temperature=_first(_number(body, "temperature", 0.0, 2.0), float(defaults.get("temperature", 0.0))),
+        top_k=max(0, _first(_integer(body, "top_k", -1), int(defaults.get("top_k", 0)))),
+        top_p=_first(_number(body, "top_p", 0.0, 1.0), float(defaults.get("top_p", 1.0))),
+        seed=seed,
+        min_p=_first(_number(body, "min_p", 0.0, 1.0), 0.0),
+        repeat_penalty=_first(repeat_penalty, repetition_penalty, 1.0),
+        repeat_last_n=_first(_integer(body, "repeat_last_n", -1, _MAX_INT32), REPEAT_LAST_N),
+        presence_penalty=_first(_number(body, "presence_penalty", -2.0, 2.0), 0.0),
+        frequency_penalty=_first(_number(body, "frequency_penalty", -2.0, 2.0), 0.0),
+        logit_bias=_logit_bias(body),
+    )
+
+
+def _logit_bias(body: Body) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias. Whether the model has the tokens is for the engine to say."""
+    value = body.get("logit_bias")
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise invalid_value("logit_bias must be an object of token ids and numbers", "logit_bias")
+    for key in value:
+        # Written one way only, so that no id can occur twice.
+        if not re.fullmatch("0|[1-9][0-9]{0,9}", key) or int(key) > _MAX_INT32:
+            raise invalid_value(f"logit_bias: {key[:40]!r} is not a token id", "logit_bias")
+    biases = {int(key): _number(value, key, -100.0, 100.0, param="logit_bias") for key in value}
+    return tuple((token, bias) for token, bias in biases.items() if bias is not None)
+
+
+def _logprobs(body: Body) -> int | None:
+    """How many likely tokens to tell beside each; None when nothing is asked for."""
+    wanted = _boolean(body, "logprobs")
+    top = _integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top and not wanted:
+        raise invalid_value("top_logprobs needs logprobs to be true", "top_logprobs")
+    return (top or 0) if wanted else None
 
 
 def _seed(body: Body, draw_seed: Callable[[], int]) -> int:
@@ -187,11 +211,6 @@ def _refuse_unsupported(body: Body) -> None:
         # Compared with the type: 0 is no boolean here.
         if value is not None and not any(type(value) is type(same) and value == same for same in off):
             raise unsupported_parameter(f"{name} is not supported by this server", name)
-    for name, low, low_allowed, high, neutral in _NEUTRAL_NUMBERS:
-        number = _number(body, name, low, high, low_allowed=low_allowed)
-        if number is not None and number != neutral:
-            text = f"{name} is not supported by this server; leave it out or send {neutral:g}"
-            raise unsupported_parameter(text, name)
     _refuse_choices(body)
     _refuse_formats(body)
 
@@ -200,12 +219,6 @@ def _refuse_choices(body: Body) -> None:
     n = _integer(body, "n", 1)
     if n is not None and n > 1:
         raise unsupported_value(f"n must be 1: one answer is generated per request, asked for {n}", "n")
-    top_logprobs = _integer(body, "top_logprobs", 0, 20)
-    if top_logprobs is not None:
-        if body.get("logprobs") is None:
-            raise invalid_value("top_logprobs needs logprobs", "top_logprobs")
-        if top_logprobs > 0:
-            raise unsupported_parameter("top_logprobs is not supported by this server", "top_logprobs")
     if _boolean(body, "continue_final_message"):
         text = "continue_final_message is not needed: a trailing assistant message is continued"
         raise unsupported_parameter(text, "continue_final_message")
@@ -253,16 +266,24 @@ def _integer(body: Body, name: str, low: int, high: int | None = None) -> int | 
     return value
 
 
-def _number(body: Body, name: str, low: float, high: float, *, low_allowed: bool = True) -> float | None:
+def _number(
+    body: Body, name: str, low: float, high: float, *, low_allowed: bool = True, param: str | None = None
+) -> float | None:
     value = body.get(name)
     if value is None:
         return None
     if type(value) not in (int, float):
-        raise invalid_value(f"{name} must be a number", name)
+        raise invalid_value(f"{name} must be a number", param or name)
     if not (low <= value <= high) or (value == low and not low_allowed):
         bound = "at least" if low_allowed else "over"
-        raise invalid_value(f"{name} must be {bound} {low:g} and at most {high:g}, got {value:g}", name)
+        text = f"{name} must be {bound} {low:g} and at most {high:g}, got {value:g}"
+        raise invalid_value(text, param or name)
     return float(value)
+
+
+def _first(*values: _Value | None) -> _Value:
+    """The first that is given; the last one is the default and always is."""
+    return next(value for value in values if value is not None)
 
 
 def _check_depth(value: Body) -> None:

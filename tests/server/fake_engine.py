@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt, Timings, Usage
+from cecilia.engine.job import (
+    ChatRequest,
+    Delta,
+    Event,
+    Finished,
+    Prefill,
+    Prompt,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from cecilia.errors import RequestError
 
 CONTEXT = 256
@@ -31,8 +41,8 @@ class Hold:
         raise TimeoutError("the test never let the engine go on")
 
 
-Step = str | tuple[str, str] | Hold | Exception
-"""Content, or (content, reasoning), or a place to wait, or an error to raise."""
+Step = str | tuple[str, str] | tuple[str, str, tuple[TokenLogprob, ...]] | Hold | Exception
+"""Content, or (content, reasoning[, log-probabilities]), or a place to wait, or an error to raise."""
 
 
 @dataclass
@@ -120,10 +130,10 @@ class FakeEngine:
                 continue
             if tokens == prompt.max_tokens:
                 return self._finish(prompt, tokens, reasoning, "length")
-            content, thought = (step, "") if isinstance(step, str) else step
+            content, thought, *entries = (step, "") if isinstance(step, str) else step
             tokens += 1
             reasoning += bool(thought)
-            emit(Delta(content, thought, tokens))
+            emit(Delta(content, thought, tokens, *entries))
         return self._finish(prompt, tokens, reasoning, "eos")
 
     def _finish(self, prompt: Prompt, tokens: int, reasoning: int, cause: Any) -> Finished:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from cecilia.engine.job import TokenLogprob
 from server.openai import objects
 from server.openai.chat import COMMENT_SECONDS
 from tests.server.desk import CREATED, Desk, chunks, error_of, events, numeric_error, reached
@@ -121,6 +122,46 @@ async def test_a_stream_with_usage(make_desk: MakeDesk) -> None:
         chunk(the_id, {}, "stop", usage=None, cecilia={"cause": "eos", "seed": 9}),
         head(the_id, []) | {"usage": USAGE, "timings": TIMINGS},
     ]
+
+
+# What the engine tells, and how it is to be shown: a whole token, and the two halves of a character.
+ENTRY = TokenLogprob(5, b"hm", -0.5, (TokenLogprob(5, b"hm", -0.5), TokenLogprob(6, b"", -9999.0)))
+HALVES = (TokenLogprob(7, b"\xc3", -1.0), TokenLogprob(8, b"\xa9", 0.0))
+SHOWN = [
+    {
+        "token": "hm",
+        "bytes": [104, 109],
+        "logprob": -0.5,
+        "top_logprobs": [
+            {"token": "hm", "bytes": [104, 109], "logprob": -0.5},
+            {"token": "", "bytes": [], "logprob": -9999.0},
+        ],
+    },
+    {"token": "\ufffd", "bytes": [0xC3], "logprob": -1.0, "top_logprobs": []},
+    {"token": "\ufffd", "bytes": [0xA9], "logprob": 0.0, "top_logprobs": []},
+]
+
+
+async def test_logprobs_are_the_same_streamed_and_not(make_desk: MakeDesk) -> None:
+    desk = await make_desk(script=[("", "hm", (ENTRY,)), ("\u00e9", "", HALVES[:1]), ("", "", HALVES[1:])])
+    body = json.loads((await desk.open().chat(logprobs=True, top_logprobs=2)).body)
+    assert body["choices"][0]["logprobs"] == {"content": SHOWN, "refusal": None}
+    assert desk.engine.requests[0].logprobs == 2
+    answer = await desk.open().chat(logprobs=True, top_logprobs=2, stream=True)
+    choices = [each["choices"][0] for each in chunks(answer.body)]
+    assert [(choice["delta"], choice["logprobs"]) for choice in choices] == [
+        ({"role": "assistant", "content": ""}, None),
+        ({"reasoning_content": "hm"}, {"content": SHOWN[:1], "refusal": None}),
+        ({"content": "\u00e9"}, {"content": SHOWN[1:2], "refusal": None}),
+        ({"content": ""}, {"content": SHOWN[2:], "refusal": None}),
+        ({}, None),
+    ]
+
+
+async def test_an_empty_answer_has_empty_logprobs(make_desk: MakeDesk) -> None:
+    desk = await make_desk(script=[])
+    body = json.loads((await desk.open().chat(logprobs=True)).body)
+    assert body["choices"][0]["logprobs"] == {"content": [], "refusal": None}
 
 
 async def test_only_data_lines_and_comments_are_sent(make_desk: MakeDesk) -> None:
