@@ -57,11 +57,9 @@ class HuggingFaceSource:
             return None
         with naming(path):
             try:
-                with path.open("rb") as file:
-                    raw = file.read(MAX_JSON_BYTES + 1)
-                if len(raw) > MAX_JSON_BYTES:
+                if path.stat().st_size > MAX_JSON_BYTES:
                     raise ModelFileError("damaged_model", f"larger than {MAX_JSON_BYTES} bytes")
-                text = raw.decode("utf-8")
+                text = path.read_bytes().decode("utf-8")
             except OSError as error:
                 raise ModelFileError("file_unreadable", error.strerror or str(error)) from None
             except UnicodeDecodeError:
