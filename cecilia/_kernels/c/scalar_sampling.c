@@ -70,12 +70,10 @@ static double total_weight(const float *x, int64_t n, float top) {
     return sum;
 }
 
-/* w = exp((x - top) * scale) of each listed token. */
-static void weigh(const float *x, int64_t n, float top, float scale, const int32_t *ids, int64_t count, float *w) {
-    if (count == n) /* ids are ascending: these are all of them */
-        for (int64_t i = 0; i < n; i++) w[i] = cec_exp((x[i] - top) * scale);
-    else
-        for (int64_t i = 0; i < count; i++) w[i] = cec_exp((x[ids[i]] - top) * scale);
+/* w = exp((x - top) * scale) of each listed token. Fetched first, so that the second loop can be vectorised. */
+static void weigh(const float *x, float top, float scale, const int32_t *ids, int64_t count, float *restrict w) {
+    for (int64_t i = 0; i < count; i++) w[i] = x[ids[i]];
+    for (int64_t i = 0; i < count; i++) w[i] = cec_exp((w[i] - top) * scale);
 }
 
 /* List the tokens no farther than `reach` from the largest, passing over blocks that are; returns how many. */
@@ -186,20 +184,20 @@ static int64_t keep(const float *x, int64_t n, int64_t top_k, double top_p, doub
     } else if (top_p < 1) {
         double mass = total_weight(x, n, top);
         count = list_within(x, n, top, reach_of_top_p(top_p, mass, n), maxima, ids);
-        weigh(x, n, top, 1, ids, count, w);
+        weigh(x, top, 1, ids, count, w);
         count = keep_nearest(x, top, ids, w, count, top_p * mass);
         top_p = 1;
     } else {
         count = list_within(x, n, top, (float)reach, maxima, ids);
     }
     if (top_p < 1) {
-        weigh(x, n, top, 1, ids, count, w);
+        weigh(x, top, 1, ids, count, w);
         count = keep_nearest(x, top, ids, w, count, top_p * total(w, count));
     }
     count = keep_within(x, top, (float)reach, ids, count);
     /* A temperature too small for a float keeps only logits equal to the largest: 0 * FLT_MAX is 0, not NaN. */
     double inverse = 1.0 / temperature;
-    weigh(x, n, top, inverse < FLT_MAX ? (float)inverse : FLT_MAX, ids, count, w);
+    weigh(x, top, inverse < FLT_MAX ? (float)inverse : FLT_MAX, ids, count, w);
     return count;
 }
 
