@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from cecilia._kernels.buffer import Activations, Matrix, PageList
 
+def page_bytes(kv: str, kv_heads: int, head_dim: int) -> int: ...
+
 class Attention:
     """GQA over the KV pages of one layer; heads, widths and the page offset are bound at load."""
 

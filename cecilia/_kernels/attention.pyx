@@ -36,6 +36,13 @@ cdef char *workspace = NULL
 cdef int64_t workspace_bytes = 0
 
 
+def page_bytes(str kv, int64_t kv_heads, int64_t head_dim):
+    """Bytes one layer takes in a KV page. Raises ValueError for an unknown recipe."""
+    if kv not in RECIPES:
+        raise ValueError(f"KV recipe {kv!r}; there are: {' '.join(RECIPES)}")
+    return 2 * kv_heads * cec_kv_part_bytes(RECIPES[kv], head_dim)
+
+
 cdef int reserve_workspace(int64_t nbytes) except -1:
     global workspace, workspace_bytes
     if nbytes > workspace_bytes:
@@ -103,8 +110,7 @@ cdef class Attention:
     def __cinit__(
         self, *, int64_t heads, int64_t kv_heads, int64_t head_dim, str kv, int64_t offset, int64_t capacity
     ):
-        if kv not in RECIPES:
-            raise ValueError(f"KV recipe {kv!r}; there are: {' '.join(RECIPES)}")
+        self.page_bytes = page_bytes(kv, kv_heads, head_dim)
         if kv_heads < 1 or heads < 1 or heads % kv_heads:
             raise ValueError(f"{heads} heads over {kv_heads} KV heads")
         if not 16 <= head_dim <= CEC_HEAD_MAX or head_dim % 16:
@@ -115,7 +121,6 @@ cdef class Attention:
         self.offset, self.capacity, self.group = offset, capacity, heads // kv_heads
         self.recipe = RECIPES[kv]
         self.part = cec_kv_part_bytes(self.recipe, head_dim)
-        self.page_bytes = 2 * self.part * kv_heads
         cdef int64_t partials = (SPAN + 1) * kv_heads * self._rows_bytes(SPLIT_TOKENS)
         reserve_workspace(self._queries_bytes(capacity) + partials)
         reserve_scratch(2 * self._rows_bytes(TILE_TOKENS) + TILE_TOKENS * self.group * sizeof(int32_t))

@@ -55,10 +55,6 @@ class Model(Protocol):
     @property
     def chunk(self) -> int: ...
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a KV page: 64 positions of all attention layers."""
-
     def forward(
         self, tokens: Sequence[int], pages: PageList, first: int, *, last_only: bool
     ) -> NDArray[np.float32]:
@@ -82,6 +78,9 @@ class Architecture(Protocol[S]):
 
     def tensors(self, spec: S) -> dict[str, TensorSpec]:
         """All tensors of the file, by checkpoint name."""
+
+    def page_bytes(self, spec: S, kv: str) -> int:
+        """Bytes of a KV page, before anything is bound: what a context will cost."""
 
     def bind(self, spec: S, weights: Weights, *, kv: str, chunk: int) -> Model:
         """The model over checked weights, with a KV cache of format `kv` (f32, bf16, int8)."""

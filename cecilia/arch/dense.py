@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cecilia._kernels import attention
 from cecilia._kernels.attention import Attention
 from cecilia._kernels.buffer import Activations, Matrix, PageList
 from cecilia._kernels.linear import Linear
@@ -99,6 +100,15 @@ def _layer_tensors(spec: DenseSpec, variant: Variant, i: int) -> Iterator[tuple[
     yield mlp + "down_proj.weight", matrix(spec.width, spec.ff, i)
 
 
+def page_bytes(spec: DenseSpec, kv: str) -> int:
+    """Bytes of a KV page: 64 positions of all layers."""
+    return spec.layers * _layer_page_bytes(spec, kv)
+
+
+def _layer_page_bytes(spec: DenseSpec, kv: str) -> int:
+    return attention.page_bytes(kv, spec.kv_heads, spec.head_dim)
+
+
 class _Layer:
     """One layer's operands; its part of each KV page starts at `offset`. What a variant lacks is None."""
 
@@ -140,14 +150,12 @@ class Dense:
 
     def __init__(self, spec: DenseSpec, variant: Variant, weights: Weights, *, kv: str, chunk: int) -> None:
         self.chunk = chunk
-        self.page_bytes = 0
         self._spec = spec
         self._embed = weights.weight(EMBED)
         self._layers: list[_Layer] = []
         for i in range(spec.layers):
-            layer = _Layer(spec, variant, weights, i, kv=kv, offset=self.page_bytes, chunk=chunk)
-            self._layers.append(layer)
-            self.page_bytes += layer.attention.page_bytes
+            offset = i * _layer_page_bytes(spec, kv)
+            self._layers.append(_Layer(spec, variant, weights, i, kv=kv, offset=offset, chunk=chunk))
         self._norm = weights.vector(NORM)
         self._head = Linear([self._embed]) if spec.tied else weights.linear(HEAD)
         self._allocate(chunk)

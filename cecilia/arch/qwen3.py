@@ -18,6 +18,7 @@ HINTS = Hints(think=("<think>", "</think>"))
 VARIANT = dense.Variant(qk_norm=True)
 
 spec_from = dense.spec_from
+page_bytes = dense.page_bytes
 
 
 def tensors(spec: dense.DenseSpec) -> dict[str, TensorSpec]:

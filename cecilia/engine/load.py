@@ -95,13 +95,12 @@ def _runner(
     set_threads(threads)
     arch, spec = _checked(file)
     window = _window(context, spec.context)
+    page_bytes = arch.page_bytes(spec, PROFILES[profile])
+    limit = page_bytes * -(-window // POSITIONS)
+    memory.require({"weights": tensor_bytes(file.tensors), f"KV cache of {window} tokens": limit})
     mode, source = _place_weights(file, weights, report)
     model = _bind(arch, spec, source, PROFILES[profile], min(DEFAULT_CHUNK, window))
-    limit = model.page_bytes * -(-window // POSITIONS)
-    # Mapped weights still count as available memory; copied ones do not.
-    mapped = {"weights": tensor_bytes(file.tensors)} if mode == "mmap" else {}
-    memory.require({**mapped, f"KV cache of {window} tokens": limit})
-    pool = PagePool(model.page_bytes, limit)
+    pool = PagePool(page_bytes, limit)
     return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads, weights=mode)
 
 
@@ -109,9 +108,7 @@ def _place_weights(file: ModelFile, mode: str, report: Progress) -> tuple[str, T
     """The weights in memory, and which way: mmap or hugepage."""
     if mode not in MODES:
         raise UsageError("unknown_weights_mode", f"weights mode {mode!r} is not one of: {' '.join(MODES)}")
-    nbytes = tensor_bytes(file.tensors)
-    memory.require({"weights": nbytes})
-    mode = choose(mode, nbytes, memory.available())
+    mode = choose(mode, tensor_bytes(file.tensors), memory.available())
     report(0.0)
     if mode == "hugepage":
         return mode, HugeCopy(file, report)
