@@ -60,8 +60,8 @@ cdef extern from "c/table.h" nogil:
 
     ctypedef struct cec_sampling_ops:
         int64_t (*argmax)(const float *x, int64_t n) noexcept nogil
-        int64_t (*keep)(const float *x, int64_t n, int64_t top_k, double top_p, double reach, double temperature,
-                        int32_t *ids, float *w) noexcept nogil
+        int64_t (*keep)(const float *x, int64_t n, int64_t top_k, double top_p, double reach,
+                        double temperature, int32_t *ids, float *w) noexcept nogil
         int64_t (*draw)(const float *w, int64_t n, double u) noexcept nogil
 
     ctypedef struct cec_table:

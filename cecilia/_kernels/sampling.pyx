@@ -23,10 +23,11 @@ def argmax(const float[::1] logits not None):
 
 def keep(const float[::1] logits not None, int32_t[::1] ids not None, float[::1] weights not None, *,
          int64_t top_k, double top_p, double reach, double temperature):
-    """Find the tokens that top_k (0: all), then top_p (1.0: all), then reach (inf: all) keep; return how many.
+    """Find the tokens that top_k (0: all), then top_p (1: all), then reach (inf: all) keep; return how many.
 
     top_p counts exp(logit) at temperature 1; `reach` is the farthest distance from the largest logit.
-    `ids` and `weights` [V] get, in ascending order of id, each kept token and exp((logit - largest) / temperature).
+    `ids` and `weights` [V] get, in ascending order of id, each kept token and its
+    exp((logit - largest) / temperature).
     Raises CeciliaError `numeric_error` as argmax does, UsageError `invalid_sampling` for values out of range.
     """
     cdef int64_t count = -1
@@ -50,7 +51,7 @@ def keep(const float[::1] logits not None, int32_t[::1] ids not None, float[::1]
 
 
 def draw(const float[::1] weights not None, int64_t count, double u):
-    """Place, among the first `count` of `weights`, at which their running sum exceeds `u` (0 <= u < 1) of the total."""
+    """Place in the first `count` of `weights` at which their running sum exceeds `u` (0 <= u < 1) of it all."""
     cdef int64_t place
     if not (1 <= count <= weights.shape[0] and 0 <= u < 1):
         raise UsageError("invalid_sampling", f"{count} of {weights.shape[0]} weights, u {u}")
