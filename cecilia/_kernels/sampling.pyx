@@ -51,7 +51,7 @@ def keep(const float[::1] logits not None, int32_t[::1] ids not None, float[::1]
 
 
 def draw(const float[::1] weights not None, int64_t count, double u):
-    """Place in the first `count` of `weights` at which their running sum exceeds `u` (0 <= u < 1) of it all."""
+    """Place in the first `count` of `weights` at which their running sum exceeds `u` (0 <= u < 1) of all."""
     cdef int64_t place
     if not (1 <= count <= weights.shape[0] and 0 <= u < 1):
         raise UsageError("invalid_sampling", f"{count} of {weights.shape[0]} weights, u {u}")
