@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from tokenizers.pre_tokenizers import ByteLevel
 
 LAYERS, WIDTH, FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 64, 96, 4, 2, 16, 300
+VOCAB_LARGE = 512
 
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "he", "Ġt", "<think>"]
 TOKENS += [f"[PAD{index}]" for index in range(len(TOKENS), VOCAB)]
@@ -52,11 +53,11 @@ def metadata(architecture: str = "llama") -> dict[str, Any]:
 
 
 def shapes(
-    architecture: str = "llama", *, tied: bool = True, width: int = WIDTH
+    architecture: str = "llama", *, tied: bool = True, width: int = WIDTH, vocab: int = VOCAB
 ) -> dict[str, tuple[int, ...]]:
     """Hugging Face names and shapes of the tiny model."""
     q_rows, kv_rows = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, width)}
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, width)}
     for i in range(LAYERS):
         if architecture == "qwen2":
             for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
@@ -78,7 +79,7 @@ def shapes(
             found[f"model.layers.{i}.{name}.weight"] = shape
     found["model.norm.weight"] = (width,)
     if not tied:
-        found["lm_head.weight"] = (VOCAB, width)
+        found["lm_head.weight"] = (vocab, width)
     return found
 
 
@@ -124,6 +125,7 @@ def write(
     edit: Edit | None = None,
     architecture: str = "llama",
     width: int = WIDTH,
+    vocab: int = VOCAB,
     raw: Mapping[str, tuple[np.ndarray, GGMLQuantizationType]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Write a seeded tiny model whose matrices are of `kind`; return its f32 values by Hugging Face name.
@@ -131,7 +133,7 @@ def write(
     `keys` replaces metadata (None removes a key), `edit` may change the GGUF tensors {name: f32} first, `raw`
     replaces some by rows u8 of another type.
     """
-    values = random_values(architecture, tied=tied, width=width)
+    values = random_values(architecture, tied=tied, width=width, vocab=vocab)
     tensors = {}
     for name, value in values.items():
         heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
@@ -161,11 +163,11 @@ def write(
 
 
 def random_values(
-    architecture: str = "llama", *, tied: bool = True, width: int = WIDTH
+    architecture: str = "llama", *, tied: bool = True, width: int = WIDTH, vocab: int = VOCAB
 ) -> dict[str, np.ndarray]:
     """The seeded f32 values by Hugging Face name."""
     rng = np.random.default_rng(7)
-    wanted = shapes(architecture, tied=tied, width=width)
+    wanted = shapes(architecture, tied=tied, width=width, vocab=vocab)
     return {name: rng.standard_normal(shape, np.float32) for name, shape in wanted.items()}
 
 
