@@ -30,6 +30,8 @@ MAX_DEPTH = 64
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_TOP_LOGPROBS = 20
+# A larger top_k keeps the whole vocabulary as well, and would not fit the sampler's machine integer.
+MOST_TOP_K = 2**31 - 1
 # A drawn seed is told in the answer, and JavaScript has no integers beyond 53 bits.
 SEED_BITS = 53
 
@@ -48,8 +50,10 @@ _ONLY_OFF: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# What the template is given besides, and the parameters through which the values travel to it.
 _TEMPLATE_RESERVED = frozenset(
     {"messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents"}
+    | {"self", "tokenizer", "template"}
 )
 
 
@@ -113,7 +117,7 @@ def _sampling(body: Body, defaults: Mapping[str, float], seed: int) -> SamplingP
     repetition_penalty = _number(body, "repetition_penalty", 0.0, 2.0, low_allowed=False)  # the same, renamed
     return SamplingParams(
         temperature=_first(_number(body, "temperature", 0.0, 2.0), float(defaults.get("temperature", 0.0))),
-        top_k=max(0, _first(_integer(body, "top_k", -1), int(defaults.get("top_k", 0)))),
+        top_k=min(max(0, _first(_integer(body, "top_k", -1), int(defaults.get("top_k", 0)))), MOST_TOP_K),
         top_p=_first(_number(body, "top_p", 0.0, 1.0), float(defaults.get("top_p", 1.0))),
         seed=seed,
         min_p=_first(_number(body, "min_p", 0.0, 1.0), 0.0),
@@ -220,7 +224,7 @@ def _refuse_choices(body: Body) -> None:
     if n is not None and n > 1:
         raise unsupported_value(f"n must be 1: one answer is generated per request, asked for {n}", "n")
     if _boolean(body, "continue_final_message"):
-        text = "continue_final_message is not needed: a trailing assistant message is continued"
+        text = "continue_final_message is not supported: an answer always begins a new assistant message"
         raise unsupported_parameter(text, "continue_final_message")
 
 
@@ -233,7 +237,9 @@ def _refuse_formats(body: Body) -> None:
         if kind != "text":
             raise unsupported_parameter(f"response_format {kind!r} is not supported", "response_format")
     modalities = body.get("modalities")
-    if isinstance(modalities, list) and any(kind != "text" for kind in modalities):
+    if modalities is not None and not isinstance(modalities, list):
+        raise invalid_value("modalities must be a list", "modalities")
+    if any(kind != "text" for kind in modalities or ()):
         raise unsupported_value("text is the only modality", "modalities")
 
 

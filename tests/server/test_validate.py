@@ -50,6 +50,7 @@ SAMPLING = [
     ({"top_k": -1}, {"top_k": 0}),
     ({"top_k": 0}, {"top_k": 0}),
     ({"top_k": 5}, {"top_k": 5}),
+    ({"top_k": 2**64 - 1}, {"top_k": 2**31 - 1}),
     ({"min_p": 0.05}, {"min_p": 0.05}),
     ({"min_p": None}, {"min_p": 0.0}),
     ({"repeat_penalty": 1.1}, {"repeat_penalty": 1.1, "repeat_last_n": 64}),
@@ -251,6 +252,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [{}]}, "unsupported_parameter", "functions"),
     ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
     ({"modalities": ["text", "audio"]}, "unsupported_value", "modalities"),
+    ({"modalities": "audio"}, "invalid_value", "modalities"),
     ({"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
     ({"reasoning_effort": ["none"]}, "invalid_value", "reasoning_effort"),
     ({"enable_thinking": "false"}, "invalid_value", "enable_thinking"),
@@ -262,6 +264,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs"),
     ({"chat_template_kwargs": {"a b": 1}}, "invalid_value", "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"self": 1}}, "invalid_value", "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"template": 1}}, "invalid_value", "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"tokenizer": 1}}, "invalid_value", "chat_template_kwargs"),
     ({"continue_final_message": True}, "unsupported_parameter", "continue_final_message"),
 ]
 
