@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,25 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.npyio import NpzFile
 
 from cecilia.errors import CeciliaError, UsageError
 
 Array = npt.NDArray[Any]
 
 GREEDY_PROMPT = 64
+# What numpy, zipfile and zlib raise about a damaged or hostile archive.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_KNOWN = ("ids", "logits", "logits_at", "nll", "greedy", "greedy_rows")
 LONG_ROW, FIRST_COUNTED = 512, 255  # nll[255] is the first whose predicted token stands at position 256
 
 
@@ -80,9 +94,10 @@ class Comparison:
 def read_golden(path: Path) -> Golden:
     """Read and check a golden. Raises UsageError `invalid_golden` with what is wrong."""
     try:
-        with path.open("rb") as source, np.load(source, allow_pickle=False) as file:
+        # NpzFile itself: np.load would also take a bare .npy, which has no names.
+        with path.open("rb") as source, NpzFile(source, own_fid=False, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise UsageError("invalid_golden", f"{path}: {error}") from error
     try:
         return _golden(arrays)
@@ -93,9 +108,17 @@ def read_golden(path: Path) -> Golden:
 def _golden(arrays: dict[str, Array]) -> Golden:
     if "ids" not in arrays:
         raise ValueError(f"holds no ids, only {' '.join(sorted(arrays)) or 'nothing'}")
+    for name, array in arrays.items():
+        kinds = "f" if name in ("logits", "nll") else "iu"
+        if name in _KNOWN and array.dtype.kind not in kinds:
+            raise ValueError(f"{name} holds {array.dtype}")
     ids = np.atleast_2d(arrays["ids"])
+    if ids.ndim != 2 or not ids.size:
+        raise ValueError(f"ids {ids.shape} are no rows of tokens")
     logits, nll = arrays.get("logits"), arrays.get("nll")
     at = arrays.get("logits_at", np.stack([np.zeros_like(ids[0]), np.arange(ids.shape[1])], axis=1))
+    if at.ndim != 2 or at.shape[1] != 2:
+        raise ValueError(f"logits_at {at.shape} are no pairs")
     if nll is not None and nll.shape != (len(ids), ids.shape[1] - 1):
         raise ValueError(f"nll {nll.shape} does not belong to ids {ids.shape}")
     if logits is not None and (logits.ndim != 2 or len(logits) != len(at)):
@@ -113,6 +136,8 @@ def _golden(arrays: dict[str, Array]) -> Golden:
 def _greedy(arrays: dict[str, Array], ids: Array) -> list[tuple[list[int], list[int]]]:
     if "greedy" not in arrays:
         return []
+    if arrays["greedy"].ndim != (2 if "greedy_rows" in arrays else 1):
+        raise ValueError(f"greedy has the shape {arrays['greedy'].shape}")
     if "greedy_rows" not in arrays:
         return [(ids[0, : ids.shape[1] // 3].tolist(), arrays["greedy"].tolist())]
     pairs = zip(arrays["greedy_rows"], arrays["greedy"], strict=True)

@@ -101,6 +101,12 @@ def test_long_rows_count_from_position_256() -> None:
         ({"ids": [0, 1], "logits": TABLE}, "2 positions"),
         ({"ids": [0, 1], "nll": [[0.1, 0.2, 0.3]]}, "does not belong"),
         ({"ids": [0, 1], "logits": TABLE[:1], "logits_at": [[0, 2]]}, "outside"),
+        ({"ids": [1.5], "logits": TABLE[:1]}, "ids holds float64"),
+        ({"ids": np.zeros((0, 3), int), "logits": TABLE}, "no rows"),
+        ({"ids": np.zeros((1, 1, 1), int), "logits": TABLE[:1]}, "no rows"),
+        ({"ids": [0], "logits": [["a"]]}, "logits holds <U1"),
+        ({"ids": [0], "logits": TABLE[:1], "logits_at": [0]}, "no pairs"),
+        ({"ids": [0, 1, 2], "greedy": 7}, "greedy has the shape"),
     ],
 )
 def test_an_unfit_golden_is_named(tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
@@ -116,6 +122,9 @@ def test_not_an_npz_file_is_named(tmp_path: Path) -> None:
         compare.read_golden(tmp_path / "g.npz")
     with pytest.raises(UsageError):
         compare.read_golden(tmp_path / "absent.npz")
+    np.save(tmp_path / "bare.npy", np.arange(3))
+    with pytest.raises(UsageError):
+        compare.read_golden(tmp_path / "bare.npy")
 
 
 def test_another_vocabulary_is_named(dense: Path) -> None:
