@@ -80,7 +80,7 @@ def test_whole_vocabularies_give_every_golden_id(name: str) -> None:
     words = gguf_vocabulary.vocabulary(source, size, None)
     tokenizer = Tokenizer(words.tokenizer or b"", **without_pad(words.text))
     texts = Path(f"{found[0]}.inp").read_bytes().decode("utf-8").split("\n__ggml_vocab_test__\n")
-    wanted = Path(f"{found[0]}.out").read_text(encoding="utf-8").splitlines()
+    wanted = Path(f"{found[0]}.out").read_text(encoding="utf-8").split("\n")
     assert len(texts) == len(wanted)
     for text, ids in zip(texts, wanted, strict=True):
         assert tokenizer.encode_text(text) == [int(index) for index in ids.split()], text
