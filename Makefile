@@ -17,11 +17,11 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test lint quality bench bench-peers bench-layout soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-layout soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | grep -v '^  help' | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | grep -v '^  help' | expand -t 16
 
 run: build $(if $(filter --model --model=%,$(ARGS)),,$(MODEL)) ## serve the default model at http://127.0.0.1:9091
 	@exec $(PY) -m server $(ARGS)
@@ -30,6 +30,9 @@ build: $(BUILT) ## make .venv and compile the extensions in place
 
 test: build $(DEV) ## run the tests
 	@$(PY) -m pytest $(ARGS)
+
+test-aarch64: build $(DEV) ## cross compile the kernels and check them under qemu
+	@$(PY) -m pytest tests/kernels/c $(ARGS)
 
 lint: $(DEV) ## ruff, mypy --strict, cython-lint
 	@$(PY) -m ruff check .
