@@ -30,10 +30,11 @@ class _Range:
     tops: tuple[float, ...]
 
 
-# q4_32 has one more quant below zero than above: the largest value goes there, whatever its sign.
+# q4_32 has one more quant below zero than above: the largest value goes there, whatever its sign. With q8_32
+# nothing is to be gained by clipping, only by the place of the grid.
 SEARCHED = {
     "q4_32": _Range(-8, 7, tuple(-8 + 0.1 * step for step in range(-9, 10))),
-    "q8_32": _Range(-127, 127, tuple(-127 + 0.5 * step for step in range(-2, 3))),
+    "q8_32": _Range(-127, 127, tuple(-127 + 0.5 * step for step in range(-6, 7))),
 }
 
 
@@ -55,8 +56,7 @@ def search(weights: np.ndarray, fmt: str) -> Blocks:
 
 def _best(x: np.ndarray, r: _Range) -> tuple[np.ndarray, np.ndarray]:
     """Quants [B, 32] and f16 scales [B] of blocks x [B, 32]; a block of zeros has scale 0."""
-    importance = np.abs(x)
-    importance += np.sqrt(np.square(x).mean(axis=1, keepdims=True))
+    importance = _importance(x)
     wx = importance * x
     top = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)
     inverse = np.divide(1, top, out=np.zeros_like(top), where=np.abs(top) > np.finfo(np.float32).tiny)
@@ -73,6 +73,11 @@ def _best(x: np.ndarray, r: _Range) -> tuple[np.ndarray, np.ndarray]:
     wide = half.astype(np.float32)[:, None]
     inverse = np.divide(1, wide, out=np.zeros_like(wide), where=wide != 0)
     return _rounded(x * inverse, r), half
+
+
+def _importance(x: np.ndarray) -> np.ndarray:
+    """The weight w of every value of blocks x [B, 32]."""
+    return np.abs(x) + np.sqrt(np.square(x).mean(axis=1, keepdims=True))
 
 
 def _rounded(x: np.ndarray, r: _Range) -> np.ndarray:
