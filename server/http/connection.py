@@ -183,6 +183,11 @@ class Connection(asyncio.Protocol):
         """Send a piece of the body."""
         self._write(self._framed(data, end))
 
+    def send_interim(self) -> None:
+        """Send `100 Continue`, which every HTTP/1.1 client skips; nothing on HTTP/1.0."""
+        if self._parser.interim_allowed:
+            self._write(self._parser.send_continue())
+
     async def drained(self) -> None:
         """Wait until the output buffer is below its mark."""
         await self._resume.wait()

@@ -19,6 +19,9 @@ class Wire(Protocol):
     def send_body(self, data: bytes, *, end: bool) -> None:
         """Send a piece of the body."""
 
+    def send_interim(self) -> None:
+        """Send `100 Continue`, which every HTTP/1.1 client skips; nothing on HTTP/1.0."""
+
     async def drained(self) -> None:
         """Wait until the peer has taken enough of what was sent."""
 
@@ -46,6 +49,11 @@ class Exchange:
         headers = (*response.headers, *self.extra_headers)
         self.finished = True
         self._wire.send_head(response.status, headers, length=_length(response), body=response.body, end=True)
+
+    def probe(self) -> None:
+        """Put bytes on the wire before the answer: a peer that is gone answers them with a reset."""
+        if not self.started:
+            self._wire.send_interim()
 
     def start_stream(self, headers: Headers, first: bytes) -> None:
         """Send the head of an answer whose length is not known, and its first piece."""

@@ -205,6 +205,11 @@ class Parser:
         """Whether the connection cannot be used after the answer in work."""
         return self.phase is not Phase.ANSWER or not self._keep_alive
 
+    @property
+    def interim_allowed(self) -> bool:
+        """Whether the client must understand 1xx answers: HTTP/1.0 has none (RFC 9110, 15.2)."""
+        return self._head is not None and self._head.http_version == b"1.1"
+
     def send_continue(self) -> bytes:
         """`100 Continue`."""
         return self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))

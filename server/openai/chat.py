@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cecilia.engine.job import Delta, Finished, Prefill, Prompt
@@ -25,7 +26,9 @@ from server.worker import Engine, Job, Worker
 # Proxies cut silent streams, the strictest we know of at 50 s; the promise is one comment per 15 s.
 COMMENT_SECONDS = 15.0
 # After a half-close a peer that is gone answers our first bytes with a reset, which the next bytes meet.
-PROBE_SECONDS = (0.05, 0.25, 1.0)
+STREAM_PROBES = (0.0, 0.05, 0.25, 1.0)
+# A whole answer is probed with interim answers, which hand-made clients may not expect: a quick one has none.
+WHOLE_PROBES = (0.25, 0.5, 1.0, 2.0)
 # Parsing more than this leaves the event loop, so that /health keeps answering.
 INLINE_BODY = 64 * 1024
 
@@ -81,19 +84,45 @@ async def _run(
         include_logprobs=call.engine.logprobs is not None,
     )
     exchange.extra_headers = (*exchange.extra_headers, ("X-Cecilia-Generation-Id", completion.id))
-    try:
-        prompt = await job.prepared()
-    except CeciliaError as error:
-        raise from_engine(error) from error
-    ticket.prompt_left = len(prompt.tokens) - prompt.cached_tokens
-    ticket.limit = prompt.max_tokens
-    if call.stream:
-        finished = await _Stream(service, exchange, completion, job, ticket).run(call, prompt)
-    else:
-        finished = await _whole(exchange, completion, job, ticket, call)
+    with _probing(exchange, service.clock, exchange.probe, () if call.stream else WHOLE_PROBES):
+        try:
+            prompt = await job.prepared()
+        except CeciliaError as error:
+            raise from_engine(error) from error
+        ticket.prompt_left = len(prompt.tokens) - prompt.cached_tokens
+        ticket.limit = prompt.max_tokens
+        if call.stream:
+            finished = await _Stream(service, exchange, completion, job, ticket).run(call, prompt)
+        else:
+            finished = await _whole(exchange, completion, job, ticket, call)
     if finished is not None:
         service.gate.observe(finished)
         _log(completion, finished)
+
+
+@contextmanager
+def _probing(
+    exchange: Exchange, clock: Clock, write: Callable[[], None], delays: tuple[float, ...]
+) -> Iterator[None]:
+    """`write` at `delays` after the peer has ended its sending: one that is gone resets the connection."""
+    timers: list[Timer] = []
+
+    def probe() -> None:
+        for delay in delays:
+            if delay > 0.0:
+                timers.append(clock.call_later(delay, write))
+            else:
+                write()
+
+    exchange.on_half_close = probe
+    if exchange.half_closed:
+        probe()
+    try:
+        yield
+    finally:
+        exchange.on_half_close = None
+        for timer in timers:
+            timer.cancel()
 
 
 async def _whole(
@@ -126,19 +155,17 @@ class _Stream:
         self._ticket = ticket
         self._last_write = 0.0
         self._progress = "waiting"
-        self._timers: dict[str, Timer] = {}
+        self._comment_timer: Timer | None = None
 
     async def run(self, call: ChatCall, prompt: Prompt) -> Finished | None:
         """Stream to the end; None when an error ended it (it has been sent)."""
         self._exchange.start_stream(sse.HEADERS, sse.data(self._completion.role_chunk()))
         self._last_write = self._clock.time()
         self._progress = f"prefill 0/{len(prompt.tokens)}"
-        self._exchange.on_half_close = self._probe
-        if self._exchange.half_closed:
-            self._probe()
         self._arm_comment()
         try:
-            finished = await self._deltas()
+            with _probing(self._exchange, self._clock, self._comment, STREAM_PROBES):
+                finished = await self._deltas()
             tail = [
                 sse.data(chunk)
                 for chunk in self._completion.last_chunks(finished, extra=_extra(call, finished))
@@ -151,9 +178,8 @@ class _Stream:
             log.exception("request_failed", request=self._exchange.request_id)
             self._exchange.finish(sse.data(internal_error(self._exchange.request_id).as_dict()))
         finally:
-            self._exchange.on_half_close = None
-            for timer in self._timers.values():
-                timer.cancel()
+            if self._comment_timer is not None:
+                self._comment_timer.cancel()
         return None
 
     async def _deltas(self) -> Finished:
@@ -178,20 +204,15 @@ class _Stream:
     def _arm_comment(self) -> None:
         """Comments are due by the last byte sent, so a stream that talks has none."""
         delay = self._last_write + COMMENT_SECONDS - self._clock.time()
-        self._timers["comment"] = self._clock.call_later(max(delay, 0.0), self._comment_if_silent)
+        self._comment_timer = self._clock.call_later(max(delay, 0.0), self._comment_if_silent)
 
     def _comment_if_silent(self) -> None:
         if self._clock.time() - self._last_write >= COMMENT_SECONDS:
-            self._send(sse.comment(self._progress))
+            self._comment()
         self._arm_comment()
 
-    def _probe(self) -> None:
-        """The peer ended its sending: find out by writing whether it still reads."""
+    def _comment(self) -> None:
         self._send(sse.comment(self._progress))
-        for delay in PROBE_SECONDS:
-            self._timers[f"probe {delay}"] = self._clock.call_later(
-                delay, lambda: self._send(sse.comment(self._progress))
-            )
 
 
 def _follow(ticket: Ticket, event: Prefill | Delta) -> None:

@@ -407,9 +407,28 @@ async def test_a_half_closed_whole_answer_is_still_given(make_desk: MakeDesk) ->
     line.post()
     await reached(hold)
     assert line.connection.eof_received()
+    assert line.wire == b""  # a quick answer comes alone
+    desk.clock.advance(0.5)
+    # The second meets the reset of a peer that is gone. RFC 9110, 15.2: any number may precede an answer.
+    assert line.wire == 2 * b"HTTP/1.1 100 Continue\r\n\r\n"
     hold.go.set()
     answer = await line.answer()
     assert json.loads(answer.body)["choices"][0]["message"]["content"] == "ab"
+
+
+async def test_a_half_closed_http_1_0_client_gets_its_answer_alone(make_desk: MakeDesk) -> None:
+    hold = Hold()
+    desk = await make_desk(script=["a", hold])
+    line = desk.open()
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+    line.connection.data_received(head + body)
+    await reached(hold)
+    assert line.connection.eof_received()
+    desk.clock.advance(10.0)
+    assert line.wire == b""  # HTTP/1.0 knows no interim answers
+    hold.go.set()
+    assert (await line.answer()).status == 200
 
 
 async def test_a_reader_that_stops_holds_the_engine_and_is_cut_off(make_desk: MakeDesk) -> None:

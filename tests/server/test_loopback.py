@@ -181,17 +181,19 @@ def test_a_reset_ends_the_generation(
     eventually(lambda: engine.outcomes == ["cancelled"])
 
 
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
-def test_a_closed_stream_is_noticed_without_a_reset(
-    sockets: Sockets, server: Running, engine: FakeEngine, stage: str
+def test_a_closed_client_is_noticed_without_a_reset(
+    sockets: Sockets, server: Running, engine: FakeEngine, stage: str, stream: bool
 ) -> None:
     """close() looks like a half-close until something is written: the probes find out."""
     hold = Hold()
     engine.prefill_steps = [hold] if stage == "prefill" else []
     engine.script = ["a", hold, *["b"] * 100]
-    connection = sockets.send(server, chat_bytes(stream=True))
+    connection = sockets.send(server, chat_bytes(stream=stream))
     assert hold.reached.wait(PATIENCE)
-    eventually(lambda: b"assistant" in connection.recv(65536))
+    if stream:
+        eventually(lambda: b"assistant" in connection.recv(65536))
     connection.close()
     eventually(lambda: engine.outcomes == ["cancelled"])
 
