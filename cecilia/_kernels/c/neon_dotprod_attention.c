@@ -3,7 +3,7 @@
  * Attention for NEON with dot products. Up to six query rows share each load of K or V; a row's factors come from the
  * lanes of one register, four steps at a time. */
 #if defined(__aarch64__)
-#pragma GCC target("arch=armv8.2-a+dotprod")
+#pragma GCC target("arch=armv8.2-a+dotprod,tune=cortex-a76")
 #include <arm_neon.h>
 
 #include "attention.h"

@@ -3,7 +3,7 @@
  * Linear layers for NEON with dot products. A q register holds 4 K-bytes of 4 rows, a quad; sdot multiplies them by
  * 4 bytes of a token, taken from one lane of a register that holds 16 of them. */
 #if defined(__aarch64__)
-#pragma GCC target("arch=armv8.2-a+dotprod")
+#pragma GCC target("arch=armv8.2-a+dotprod,tune=cortex-a76")
 #include <arm_neon.h>
 
 #include "half.h"
@@ -11,6 +11,9 @@
 #include "tile.h"
 
 #define INLINE static inline __attribute__((always_inline))
+
+/* Unrolled before arrays are given their places: those of sums then are registers, not memory. */
+#define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
 
 /* Four tokens share a load of weights: with half a tile their sums and results take 16 of the 32 registers. */
 enum { QUADS = CEC_TILE / 4, TOKENS = 4 };
@@ -21,16 +24,16 @@ static void quantize(const float *x, int64_t n, int8_t *q, float *d, float *s, i
         float32x4_t v[8];
         uint32x4_t top4 = vdupq_n_u32(0);
         int16x8_t i16[4];
-        for (int i = 0; i < 8; i++) {
+        EACH(i, 8) {
             v[i] = vld1q_f32(x + 4 * i);
             top4 = vmaxq_u32(top4, vreinterpretq_u32_f32(vabsq_f32(v[i]))); /* as bits NaN > inf > numbers */
         }
         const float top = cec_bits_f32(vmaxvq_u32(top4));
         float inverse;
         const float scale = cec_block_scale(top, &inverse);
-        for (int i = 0; i < 8; i++) /* minnm prefers the number: a NaN becomes 127, as in the reference */
+        EACH(i, 8) /* minnm prefers the number: a NaN becomes 127, as in the reference */
             v[i] = vmaxnmq_f32(vminnmq_f32(vmulq_n_f32(v[i], inverse), largest), vnegq_f32(largest));
-        for (int i = 0; i < 4; i++)
+        EACH(i, 4)
             i16[i] = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(v[2 * i])), vmovn_s32(vcvtnq_s32_f32(v[2 * i + 1])));
         const int8x16_t q0 = vcombine_s8(vmovn_s16(i16[0]), vmovn_s16(i16[1]));
         const int8x16_t q1 = vcombine_s8(vmovn_s16(i16[2]), vmovn_s16(i16[3])), ones = vdupq_n_s8(1);
@@ -66,19 +69,27 @@ INLINE groups load_groups(int format, const uint8_t *q, int g) {
     return (groups){vreinterpretq_s8_u8(vandq_u8(pair, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8(pair, 4))};
 }
 
+/* Integers below 2^22 in size become floats without a conversion, of which the cores have one port: added to the bits
+ * of 1.5 * 2^23 they are the bits of 1.5 * 2^23 + sum, exactly. */
+enum { MAGIC_BITS = 0x4b400000 };
+
+INLINE float32x4_t to_float(int32x4_t magic_sum) {
+    return vsubq_f32(vreinterpretq_f32_s32(magic_sum), vdupq_n_f32(0x1.8p23f));
+}
+
 /* Adds the products of a block to `sum`, exactly. Nibbles count as 0..15. */
 INLINE void add_block(int format, int n, int quads, const uint8_t *q, const int8_t *x, int64_t K,
                       int32x4_t sum[TOKENS][QUADS]) {
     int8x16_t low[TOKENS], high[TOKENS];
-    for (int i = 0; i < n; i++) {
+    EACH(i, n) {
         low[i] = vld1q_s8(x + i * K);
         high[i] = vld1q_s8(x + i * K + 16);
     }
 #define GROUP(G)                                                                                                       \
-    for (int j = 0; j < quads; j++) {                                                                                  \
+    EACH(j, quads) {                                                                                                   \
         const groups w = load_groups(format, q + 16 * j, G);                                                           \
-        for (int i = 0; i < n; i++) sum[i][j] = vdotq_laneq_s32(sum[i][j], w.low, low[i], G);                          \
-        for (int i = 0; i < n; i++) sum[i][j] = vdotq_laneq_s32(sum[i][j], w.high, high[i], G);                        \
+        EACH(i, n) sum[i][j] = vdotq_laneq_s32(sum[i][j], w.low, low[i], G);                                           \
+        EACH(i, n) sum[i][j] = vdotq_laneq_s32(sum[i][j], w.high, high[i], G);                                         \
     }
     GROUP(0)
     GROUP(1)
@@ -93,15 +104,15 @@ INLINE float32x4_t halves(const uint16_t *h) { return vcvt_f32_f16(vreinterpret_
 INLINE void add_minima(int n, int quads, const uint16_t *m, const float *s, int64_t blocks,
                        float32x4_t acc[TOKENS][QUADS]) {
     float32x4_t minima[TOKENS][QUADS];
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < quads; j++) minima[i][j] = vdupq_n_f32(0);
+    EACH(i, n)
+        EACH(j, quads) minima[i][j] = vdupq_n_f32(0);
     for (int64_t b = 0; b < blocks; b++)
-        for (int j = 0; j < quads; j++) {
+        EACH(j, quads) {
             const float32x4_t row = halves(m + b * CEC_TILE + 4 * j);
-            for (int i = 0; i < n; i++) minima[i][j] = vfmaq_n_f32(minima[i][j], row, s[i * blocks + b]);
+            EACH(i, n) minima[i][j] = vfmaq_n_f32(minima[i][j], row, s[i * blocks + b]);
         }
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < quads; j++) acc[i][j] = vaddq_f32(acc[i][j], minima[i][j]);
+    EACH(i, n)
+        EACH(j, quads) acc[i][j] = vaddq_f32(acc[i][j], minima[i][j]);
 }
 
 /* `format` says how p->q is packed; `minima` whether p->m is there. */
@@ -111,22 +122,23 @@ INLINE void integer_tokens(int format, int minima, int n, int quads, const cec_p
     const float *xd = x->d + t * p->blocks;
     const int32_t *xc = x->c + t * p->blocks;
     float32x4_t acc[TOKENS][QUADS];
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < quads; j++) acc[i][j] = vdupq_n_f32(0);
+    EACH(i, n)
+        EACH(j, quads) acc[i][j] = vdupq_n_f32(0);
     for (int64_t b = 0; b < p->blocks; b++) {
         int32x4_t sum[TOKENS][QUADS];
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < quads; j++) sum[i][j] = vdupq_n_s32(format == CEC_Q4_32 ? xc[i * p->blocks + b] : 0);
+        EACH(i, n)
+            EACH(j, quads)
+                sum[i][j] = vdupq_n_s32(MAGIC_BITS + (format == CEC_Q4_32 ? xc[i * p->blocks + b] : 0));
         add_block(format, n, quads, p->q + b * cec_quant_bytes(format) + 4 * r0, xq + b * CEC_BLOCK, x->K, sum);
-        for (int j = 0; j < quads; j++) {
+        EACH(j, quads) {
             const float32x4_t d = halves(p->d + b * CEC_TILE + r0 + 4 * j);
-            for (int i = 0; i < n; i++)
-                acc[i][j] = vfmaq_f32(acc[i][j], vmulq_n_f32(d, xd[i * p->blocks + b]), vcvtq_f32_s32(sum[i][j]));
+            EACH(i, n)
+                acc[i][j] = vfmaq_f32(acc[i][j], vmulq_n_f32(d, xd[i * p->blocks + b]), to_float(sum[i][j]));
         }
     }
     if (minima) add_minima(n, quads, p->m + r0, x->s + t * p->blocks, p->blocks, acc);
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < quads; j++) put(y + i * ldy + r0 + 4 * j, acc[i][j], rows - r0 - 4 * j, add);
+    EACH(i, n)
+        EACH(j, quads) put(y + i * ldy + r0 + 4 * j, acc[i][j], rows - r0 - 4 * j, add);
 }
 
 /* The same tile with its nibbles as signed bytes, in scratch. */
@@ -172,20 +184,20 @@ INLINE void float_tokens(int format, int n, int quads, const void *w, int r0, co
                          float *y, int64_t ldy, int add) {
     const float *xt = x->f + t * x->K;
     float32x4_t acc[4][FLOAT_TOKENS][QUADS];
-    for (int s = 0; s < 4; s++)
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < quads; j++) acc[s][i][j] = vdupq_n_f32(0);
+    EACH(s, 4)
+        EACH(i, n)
+            EACH(j, quads) acc[s][i][j] = vdupq_n_f32(0);
 #define COLUMN(S, FMA)                                                                                                 \
-    for (int j = 0; j < quads; j++) {                                                                                  \
+    EACH(j, quads) {                                                                                                   \
         const float32x4_t row = load_floats(format, w, (k + S) * CEC_TILE + r0 + 4 * j);                               \
-        for (int i = 0; i < n; i++) acc[S][i][j] = FMA;                                                                \
+        EACH(i, n) acc[S][i][j] = FMA;                                                                                 \
     }
 #define BY_LANE(S) COLUMN(S, vfmaq_laneq_f32(acc[S][i][j], row, v[i], S))
 #define BY_VALUE(S) if (k + S < x->K) COLUMN(S, vfmaq_n_f32(acc[S][i][j], row, xt[i * x->K + k + S]))
     int64_t k = 0;
     for (; k + 4 <= x->K; k += 4) {
         float32x4_t v[FLOAT_TOKENS];
-        for (int i = 0; i < n; i++) v[i] = vld1q_f32(xt + i * x->K + k);
+        EACH(i, n) v[i] = vld1q_f32(xt + i * x->K + k);
         BY_LANE(0)
         BY_LANE(1)
         BY_LANE(2)
@@ -197,8 +209,8 @@ INLINE void float_tokens(int format, int n, int quads, const void *w, int r0, co
 #undef BY_VALUE
 #undef BY_LANE
 #undef COLUMN
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < quads; j++) {
+    EACH(i, n)
+        EACH(j, quads) {
             const float32x4_t even = vaddq_f32(acc[0][i][j], acc[1][i][j]), odd = vaddq_f32(acc[2][i][j], acc[3][i][j]);
             put(y + i * ldy + r0 + 4 * j, vaddq_f32(even, odd), rows - r0 - 4 * j, add);
         }

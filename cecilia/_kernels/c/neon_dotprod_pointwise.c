@@ -2,7 +2,7 @@
  *
  * Pointwise kernels for NEON with dot products: the source is pointwise.h. */
 #if defined(__aarch64__)
-#pragma GCC target("arch=armv8.2-a+dotprod")
+#pragma GCC target("arch=armv8.2-a+dotprod,tune=cortex-a76")
 #include "ops.h"
 #include "pointwise.h"
 
