@@ -126,6 +126,29 @@ def test_the_tokenizer_settings_name_markers_and_a_template(folder: Path) -> Non
     assert template == "y"
 
 
+def test_bos_is_added_where_the_tokenizer_itself_would(folder: Path) -> None:
+    """Without a setting the post-processor decides, as it does in the tokenizers library."""
+    tiny_hf.write(folder)
+    document = json.loads((folder / "tokenizer.json").read_bytes())
+    bos = {"id": "<|endoftext|>", "ids": [256], "tokens": ["<|endoftext|>"]}
+    single = [
+        {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [],
+        "special_tokens": {bos["id"]: bos},
+    }
+    for processor in (template, {"type": "Sequence", "processors": [template]}):
+        tiny_hf.put(folder, "tokenizer.json", {**document, "post_processor": processor})
+        convert(folder, folder.parent / "tiny.l3r")
+        with open_model(folder.parent / "tiny.l3r") as model:
+            assert model.metadata["text"]["add_bos"] is True
+            assert model.metadata["text"]["bos_id"] == 256
+
+
 def test_a_template_file_wins(folder: Path) -> None:
     folder.mkdir()
     (folder / "chat_template.jinja").write_text(tiny_hf.TEMPLATE)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cecilia.arch import ARCHITECTURES, architecture
+from cecilia.arch import architecture
 from cecilia.errors import ModelFileError
 
 from .checkpoint import Mapped, check_shape, shown
 from .gguf_source import GgufSource
 
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 MAX_LAYERS = 1024
 INTERLEAVED = "llama"  # the architecture whose Q and K rows are reordered
 

@@ -10,7 +10,6 @@ from typing import Any
 from cecilia.errors import ModelFileError
 from cecilia.formats.l3r_layout import naming
 
-from .bpe import AddedToken
 from .checkpoint import Vocabulary, shown
 from .hf_source import HuggingFaceSource
 from .vocabulary import added_tokens, check_template, check_tokenizer, choose, end_tokens, text_metadata
@@ -91,7 +90,7 @@ def _markers(source: HuggingFaceSource, document: bytes, size: int) -> dict[str,
     if not eos_ids:
         raise ModelFileError("damaged_tokenizer", "no token ends a generation: eos_token_id is missing")
     bos, pad = marker("bos"), marker("pad")
-    add_bos = _adds_bos(settings, document, added)
+    add_bos = _adds_bos(settings, document)
     if add_bos and not bos:
         raise ModelFileError("damaged_tokenizer", "a bos token is to be added, but there is none")
     return text_metadata(bos[0] if bos else None, add_bos, eos_ids, pad[0] if pad else None)
@@ -114,7 +113,7 @@ def _ids(value: Any, what: str, size: int) -> list[int]:
     return list(found)
 
 
-def _adds_bos(settings: dict[str, Any], document: bytes, added: list[AddedToken]) -> bool:
+def _adds_bos(settings: dict[str, Any], document: bytes) -> bool:
     """Whether a text begins with bos: the setting, or a post-processor that puts an added token first."""
     stated = settings.get("add_bos_token")
     if isinstance(stated, bool):
@@ -124,4 +123,4 @@ def _adds_bos(settings: dict[str, Any], document: bytes, added: list[AddedToken]
     first = [
         step["single"][0] for step in steps if step.get("type") == "TemplateProcessing" and step["single"]
     ]
-    return any("SpecialToken" in piece for piece in first) and bool(added)
+    return any("SpecialToken" in piece for piece in first)
