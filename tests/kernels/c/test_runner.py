@@ -45,11 +45,11 @@ def flags() -> list[str]:
     for node in ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLAGS":
             found: list[str] = ast.literal_eval(node.value)
-            return [*(flag for flag in found if flag != "-fopenmp"), "-Werror", "-O3", "-g0", f"-I{KERNELS}"]
+            return [*(flag for flag in found if flag != "-fopenmp"), "-O3", "-g0", f"-I{KERNELS}"]
     raise LookupError("setup.py has no FLAGS")
 
 
-def build(compiler: str, folder: Path) -> Runner:
+def build(compiler: str, folder: Path, *link: str) -> Runner:
     common = flags()
 
     def compiled(source: Path) -> Path:
@@ -61,18 +61,19 @@ def build(compiler: str, folder: Path) -> Runner:
         kernels = list(pool.map(compiled, sorted(KERNELS.glob("*.c"))))
         cases = list(pool.map(compiled, sorted(Path(__file__).parent.glob("*.c"))))
     program = folder / "runner"
-    subprocess.run([compiler, "-static", *map(str, kernels + cases), "-lm", "-o", str(program)], check=True)
+    subprocess.run([compiler, *link, *map(str, kernels + cases), "-lm", "-o", str(program)], check=True)
     return Runner(program, kernels)
 
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return build("gcc", tmp_path_factory.mktemp("native"))
+    return build("gcc" if shutil.which("gcc") else "cc", tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(scope="module")
 def cross(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return build(CROSS, tmp_path_factory.mktemp("aarch64"))
+    """Static, so that the emulator needs no libraries of the other machine."""
+    return build(CROSS, tmp_path_factory.mktemp("aarch64"), "-static")
 
 
 def differing(output: str) -> list[str]:
