@@ -26,7 +26,7 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "tiny-model"
+    return tmp_path / "tiny-0.6B"
 
 
 def as_stored(value: np.ndarray, dtype: str) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_markers_come_from_the_generation_settings_first(folder: Path) -> None:
     found, template = converted(folder, generation_config={"eos_token_id": [7, 256], "pad_token_id": 9})
     assert found["text"] == {"bos_id": 256, "add_bos": False, "eos_ids": [7, 256, 258], "pad_id": 9}
     assert found["sampling"] == {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
-    assert found["name"] == "tiny-model"
+    assert found["name"] == "tiny-0.6B"
     assert template is None
 
 

@@ -98,7 +98,7 @@ class Checkpoint:
     hyper: dict[str, Any]
     tensors: list[Mapped]
     vocabulary: Callable[[str | None], Vocabulary]
-    name: str | None = None
+    name: str
     license: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
 

@@ -37,7 +37,7 @@ def _gguf(path: Path) -> Checkpoint:
         hyper=hyper,
         tensors=gguf_dense.mapped(source, arch, hyper),
         vocabulary=partial(gguf_vocabulary.vocabulary, source, hyper["vocab"]),
-        name=source.text("general.name"),
+        name=source.text("general.name") or path.stem,
         license=source.text("general.license"),
         sampling=gguf_vocabulary.sampling_defaults(source),
     )
@@ -53,6 +53,7 @@ def _huggingface(path: Path) -> Checkpoint:
         hyper=hyper,
         tensors=_huggingface_tensors(source, arch, hyper),
         vocabulary=partial(hf_vocabulary.vocabulary, source, hyper["vocab"]),
+        name=path.resolve().name,
         sampling=hf_vocabulary.sampling_defaults(source),
     )
 

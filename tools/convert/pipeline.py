@@ -105,7 +105,7 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     metadata = {
         "architecture": source.architecture,
         "hyper": source.hyper,
-        "name": options.name or source.name or source_path.resolve().stem,
+        "name": options.name or source.name,
         "weights": options.weights,
         "license": options.license or source.license or "unknown",
         "provenance": {
