@@ -12,12 +12,13 @@ import os
 # some tens of microseconds on the cores we know, which bridges the gap between two parallel regions of one
 # decoding step and then lets the core go, so that the event loop gets its turn on a two-core machine.
 # OMP_PROC_BIND=false lets the kernel scheduler move threads; binding is done by name, not by accident.
-# numpy's OpenBLAS has its own pool, which we never use: one thread keeps it from being started.
+# numpy's OpenBLAS and the tokenizers library have pools of their own, which we never use: neither is started.
 _OPENMP_DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "10000",
     "OMP_PROC_BIND": "false",
     "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 

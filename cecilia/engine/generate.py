@@ -28,7 +28,7 @@ from cecilia.engine.runner import Runner, chunks
 from cecilia.errors import CeciliaError, RequestError
 from cecilia.sampler import Sampler, SamplingParams
 from cecilia.state.pages import POSITIONS
-from cecilia.text.chat import ChatTemplate, encode_chat
+from cecilia.text.chat import ChatTemplate, encode_segments
 from cecilia.text.stream import Piece, TextStream
 from cecilia.text.tokenizer import Tokenizer
 
@@ -71,21 +71,29 @@ class Engine:
         options = dict(request.template_kwargs)
         if request.enable_thinking is not None:
             options["enable_thinking"] = request.enable_thinking
-        tokens = tuple(encode_chat(self._tokenizer, self._template, request.messages, **options))
+        segments = self._template.render(request.messages, **options)
+        texts = (segment.text.encode("utf-8", "surrogatepass") for segment in segments)
+        least = self._tokenizer.least_tokens(sum(map(len, texts)))
+        if least >= self.context:
+            raise self._too_long(least, "at least ")
+        tokens = tuple(encode_segments(self._tokenizer, segments))
         room = self.context - len(tokens)
         if not tokens:
             raise RequestError("empty_prompt", "the messages give an empty prompt", param="messages")
         if room < 1:
-            raise RequestError(
-                "context_length_exceeded",
-                f"this model's maximum context length is {self.context} tokens and the prompt of "
-                f"{len(tokens)} tokens exceeds the context window",
-                param="messages",
-                facts={"n_prompt_tokens": len(tokens), "n_ctx": self.context},
-            )
+            raise self._too_long(len(tokens))
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         self._require_pages(len(tokens) + max_tokens)
         return Prompt(tokens, request, max_tokens, self._runner.session.reusable(tokens))
+
+    def _too_long(self, tokens: int, bound: str = "") -> RequestError:
+        return RequestError(
+            "context_length_exceeded",
+            f"this model's maximum context length is {self.context} tokens and the prompt of "
+            f"{bound}{tokens} tokens exceeds the context window",
+            param="messages",
+            facts={"n_prompt_tokens": tokens, "n_ctx": self.context},
+        )
 
     def generate(self, prompt: Prompt, emit: Emit, cancelled: Cancelled) -> Finished:
         """Run a prepared prompt: `emit` each event as it happens, stop early once `cancelled()`.

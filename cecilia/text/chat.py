@@ -173,13 +173,6 @@ def encode_segments(tokenizer: Tokenizer, segments: Iterable[Segment]) -> list[i
     return ids
 
 
-def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: list[dict[str, Any]], **kwargs: Any
-) -> list[int]:
-    """Token ids of the prompt for `messages`; keywords as for `ChatTemplate.render`."""
-    return encode_segments(tokenizer, template.render(messages, **kwargs))
-
-
 def _masked_message(message: dict[str, Any], mask: Mask) -> dict[str, Any]:
     """Cover all of a message but its role, which is one of ours, and the names of its top-level fields."""
     return {name: value if name == "role" else mask.cover_all(value) for name, value in message.items()}

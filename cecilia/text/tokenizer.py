@@ -19,6 +19,7 @@ from tokenizers import models
 
 from cecilia.errors import ModelFileError, RequestError
 
+_NORMALIZER_SHRINKS = 3  # NFC composes three bytes into one at the most
 _SPACE_MARK = "\u2581"  # SentencePiece spells a space so
 
 
@@ -42,6 +43,8 @@ class Tokenizer:
         self._words: dict[int, str] = {index: word for word, index in spec["model"]["vocab"].items()}
         self._text = _without_added(self._control, spec)
         self._cache: dict[int, bytes] = {}
+        spellings = [*self._words.values(), *(entry["content"] for entry in self._added.values())]
+        self._longest = max((len(word.encode()) for word in spellings), default=1)
         self.vocab_size: int = 1 + max(max(self._words, default=-1), max(self._added, default=-1))
         self.bos_id = bos_id
         self.add_bos = add_bos
@@ -56,18 +59,18 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text; never the id of an added token, whatever the text says."""
-        ids: list[int] = self._text.encode(self._spellable(text), add_special_tokens=False).ids
+        ids: list[int] = _encode(self._text, self._spellable(text)).ids
         return ids
 
     def encode_control(self, text: str) -> list[int]:
         """Ids of template text, added tokens recognised. No BOS is put before it."""
-        ids: list[int] = self._control.encode(self._spellable(text), add_special_tokens=False).ids
+        ids: list[int] = _encode(self._control, self._spellable(text)).ids
         return ids
 
     def split_control(self, text: str) -> list[int | str]:
         """Template text as a sequence of added-token ids and of the plain text between them."""
         text = self._spellable(text)
-        encoding = self._control.encode(text, add_special_tokens=False)
+        encoding = _encode(self._control, text)
         parts: list[int | str] = []
         done = 0
         for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -79,6 +82,10 @@ class Tokenizer:
         if done < len(text):
             parts.append(text[done:])
         return parts
+
+    def least_tokens(self, nbytes: int) -> int:
+        """The fewest tokens that `nbytes` of UTF-8 can come to; cheap, where encoding megabytes is not."""
+        return -(-nbytes // (self._longest * (_NORMALIZER_SHRINKS if self._text.normalizer else 1)))
 
     def token_bytes(self, index: int) -> bytes:
         """Raw bytes of a token: b"" for special added tokens and unknown ids; other added tokens are spelt.
@@ -152,6 +159,11 @@ def _build(json_bytes: bytes) -> NativeTokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def _encode(tokenizer: NativeTokenizer, text: str) -> Any:
+    """The encoding of `text`. The call for a batch is the one that lets other threads run meanwhile."""
+    return tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _without_added(control: NativeTokenizer, spec: dict[str, Any]) -> NativeTokenizer:

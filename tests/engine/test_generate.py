@@ -92,6 +92,19 @@ def test_a_prompt_that_fills_the_window_is_refused(engine: Engine) -> None:
     assert "exceeds the context window" in refusal.value.message
 
 
+def test_a_hopeless_prompt_is_refused_before_it_is_tokenised(engine: Engine) -> None:
+    """Megabytes of text cost seconds and memory to encode; their length alone shows that they cannot fit."""
+    with (
+        mock.patch.object(Tokenizer, "split_control", side_effect=AssertionError("encoded")),
+        mock.patch.object(Tokenizer, "encode_text", side_effect=AssertionError("encoded")),
+        pytest.raises(RequestError) as refusal,
+    ):
+        engine.prepare(request("x" * 1_000_000))
+    assert refusal.value.code == "context_length_exceeded"
+    assert "of at least" in refusal.value.message
+    assert engine.context < refusal.value.facts["n_prompt_tokens"] <= 1_000_100
+
+
 def test_length_ends_and_is_counted(engine: Engine) -> None:
     prompt = engine.prepare(request(max_tokens=12))
     expected = greedy_bytes(engine, "Hello", 12).decode("utf-8", "replace")

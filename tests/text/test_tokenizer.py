@@ -230,3 +230,16 @@ def test_a_vocabulary_without_basic_bytes_is_refused() -> None:
     with pytest.raises(ModelFileError) as caught:
         load(spec)
     assert caught.value.code == "unsupported_tokenizer"
+
+
+def test_the_fewest_tokens_a_text_can_come_to() -> None:
+    tokenizer = load(byte_level())
+    longest = max(
+        len(word.encode()) for word in ("<tool_response>", "<|im_start|>", "\u0120evil", "assistant")
+    )
+    assert tokenizer.least_tokens(0) == 0
+    assert tokenizer.least_tokens(1) == 1
+    assert tokenizer.least_tokens(10 * longest) == 10
+    assert tokenizer.least_tokens(10 * longest + 1) == 11
+    text = "assistant the evil 漢字 " * 50
+    assert tokenizer.least_tokens(len(text.encode())) <= len(tokenizer.encode_text(text))

@@ -26,9 +26,9 @@ typedef struct {
 
     /* y[t * ldy + r] (= or +=, by `add`) sum over k of W[r][k] * x[t][k] for the first `rows` rows (1..16) of one
      * tile and tokens t0 <= t < t1. Integer formats: per 32-block an exact int32 sum, turned into float and
-     * accumulated as acc = acc + (d_w * d_x) * sum in K order (q4a: a second accumulator m * s, added last), with
-     * separate multiplications and additions, so that every instruction set returns the same bytes. Float formats:
-     * acc over k in K order with fused multiply-add where the instruction set has it.
+     * accumulated as acc = fma(d_w * d_x, sum, acc) in K order (q4a: a second accumulator, fma(m, s, minima), added
+     * last): one fused step a block on every instruction set, so that all return the same bytes. Float formats: four
+     * sums by k % 4, each in K order, with fused multiply-add where the instruction set has it.
      * w [a]: the tile. scratch [a]: cec_tile_scratch(K) bytes owned by the calling thread. */
     void (*tile[CEC_FORMATS])(const void *w, const cec_acts *x, int64_t t0, int64_t t1, int rows, float *y,
                               int64_t ldy, int add, void *scratch);
