@@ -150,7 +150,7 @@ def test_gather_returns_the_dequantised_rows(fmt: str) -> None:
 
 @pytest.mark.parametrize("name", isa.available())
 def test_vanishing_activations_count_as_zeros(name: str) -> None:
-    """Their quants would need a factor beyond f32: the product is small whatever is done, never a wrong sign."""
+    """The factor 127 / max would overflow f32 and turn the zeros beside them into the largest value."""
     isa.use(name)
     w, exact = weight(np.random.default_rng(9), "q8_32", 16, 64)
     for top in (1e-29, 1e-31, 1e-38, 1e-45):
