@@ -30,9 +30,8 @@ PROFILES = {"int8-v1": "int8", "bf16-v1": "bf16", "f32": "f32"}
 
 DEFAULT_PROFILE = "int8-v1"
 DEFAULT_CONTEXT = 8192
-DEFAULT_CHUNK = (
-    512  # prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel
-)
+# Prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel.
+DEFAULT_CHUNK = 512
 
 
 def load(

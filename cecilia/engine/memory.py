@@ -9,9 +9,8 @@ from pathlib import Path
 from cecilia.errors import MemoryLimitError
 
 MEMINFO = Path("/proc/meminfo")
-RESERVE = (
-    256 << 20
-)  # left to everything else on the machine: without it, the page cache thrashes before malloc fails
+# Left to everything else on the machine: without it, the page cache thrashes before malloc fails.
+RESERVE = 256 << 20
 
 
 def available(meminfo: Path = MEMINFO) -> int:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pointwise kernels the reference: the source is pointwise.h. */
+ * Pointwise kernels, the reference: the source is pointwise.h. */
 #include "ops.h"
 #include "pointwise.h"
 
