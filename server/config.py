@@ -16,6 +16,7 @@ from cecilia.errors import UsageError
 ENV_PREFIX = "CECILIA_"
 PROFILES = ("int8-v1", "bf16-v1", "f32")
 WEIGHTS = ("auto", "mmap", "hugepage")
+MOST_THREADS = 64  # what the kernels take; they are not imported to read a flag
 
 Source = Literal["default", "env", "flag"]
 
@@ -33,8 +34,8 @@ def _port(value: str) -> int:
 
 
 def _threads(value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= 256:
-        raise ValueError("must be a number from 1 to 256")
+    if not value.isdecimal() or not 1 <= int(value) <= MOST_THREADS:
+        raise ValueError(f"must be a number from 1 to {MOST_THREADS}")
     return int(value)
 
 

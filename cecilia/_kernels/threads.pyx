@@ -15,13 +15,15 @@ cdef enum:
     # A region is worth its entry (1 to 3 us) only when each thread gets at least this much work.
     NANOSECONDS_PER_THREAD = 4000
 
+MOST = MAX_THREADS
+
 cdef int limit = 1
 cdef void *areas[MAX_THREADS]
 cdef int64_t area_bytes = 0
 
 
 def set_threads(int n):
-    """Let regions use up to `n` threads, 1 to 64. Raises UsageError `invalid_threads`."""
+    """Let regions use up to `n` threads, 1 to MOST. Raises UsageError `invalid_threads`."""
     global limit
     if not 1 <= n <= MAX_THREADS:
         raise UsageError("invalid_threads", f"threads must be 1 to {MAX_THREADS}, not {n}")

@@ -7,18 +7,21 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from cecilia._kernels.threads import MOST
+
 SYSFS = Path("/sys/devices/system/cpu")
 
 
 def default_threads(cpus: Iterable[int] | None = None, root: Path = SYSFS) -> int:
-    """The number of `cpus` (default: those this process may run on) that share the highest capacity.
+    """The number of `cpus` (default: those this process may run on) that share the highest capacity;
+    never more than the kernels take.
 
     Linux gives `cpu_capacity` on boards with big and little cores, and no such file where all are alike. A
     little core with an equal share of the work would make all others wait for it.
     """
     usable = sorted(os.sched_getaffinity(0) if cpus is None else cpus)
     capacities = [_capacity(root / f"cpu{cpu}" / "cpu_capacity") for cpu in usable]
-    return capacities.count(max(capacities))
+    return min(capacities.count(max(capacities)), MOST)
 
 
 def _capacity(path: Path) -> int:

@@ -93,6 +93,7 @@ def test_available_memory_is_what_the_system_says(tmp_path: Path) -> None:
         ({0: 414, 1: 414}, 2),
         ({0: 250, 4: 760, 7: 1024}, 1),
         ({0: None, 1: None, 2: None}, 3),
+        (dict.fromkeys(range(96)), 64),
     ],
 )
 def test_threads_default_to_the_big_cores(

@@ -7,13 +7,24 @@ import os
 
 import pytest
 
+from cecilia._kernels import threads
 from cecilia.config import set_openmp_environment
+from cecilia.engine.load import PROFILES
 from cecilia.errors import UsageError
+from cecilia.formats.residency import MODES
+from server import config as settings
 from server.config import Config, colour_wanted, read_command_line
 
 
 def config(*argv: str, **environ: str) -> Config:
     return read_command_line(argv, environ).config
+
+
+def test_the_choices_are_those_of_the_engine() -> None:
+    """The server names them again, so that a flag is read without loading the kernels."""
+    assert set(settings.PROFILES) == set(PROFILES)
+    assert set(settings.WEIGHTS) == set(MODES)
+    assert settings.MOST_THREADS == threads.MOST
 
 
 def test_the_defaults() -> None:
@@ -61,7 +72,7 @@ def test_contexts(text: str, tokens: int) -> None:
     ("flag", "value"),
     [("context", value) for value in ("0", "-1", "4M", "4.5K", "K", "64KB", "\u0664K", "", "9999999999")]
     + [("port", value) for value in ("65536", "-1", "http", "")]
-    + [("threads", value) for value in ("0", "257", "two")]
+    + [("threads", value) for value in ("0", "65", "two")]
     + [("profile", "int4"), ("host", ""), ("model-id", "a\nb")],
 )
 def test_bad_values_name_the_flag(flag: str, value: str) -> None:
