@@ -8,7 +8,7 @@ import os
 import signal
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,15 @@ def _disk_full(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.fixture
+def heeded_sigint() -> Iterator[None]:
+    """Ctrl-C as a terminal has it: a shell starts its background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_sigint")
 @pytest.mark.parametrize(
     ("interruption", "code", "message"),
     [
