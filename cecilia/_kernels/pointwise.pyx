@@ -42,8 +42,9 @@ def swiglu(Matrix gate_up not None, Activations out not None, int64_t tokens):
 
 def rmsnorm_heads(Matrix x not None, Vector weight not None, float eps, int64_t tokens, *, int64_t first,
                   int64_t heads):
-    """RMS norm in place of `heads` neighbouring heads of each x[t], t < tokens, from head `first` on; a head is
-    as wide as the weight they share. Raises ValueError.
+    """RMS norm in place of `heads` neighbouring heads of each x[t], t < tokens, from head `first` on.
+
+    A head is as wide as the weight they share. Raises ValueError.
     """
     cdef int64_t i, D = weight.size, stride = x.cols
     cdef float *row
