@@ -226,23 +226,9 @@ INLINE void float_tile(int format, const void *w, const cec_acts *x, int64_t t0,
     for (; t < t1; t++) float_tokens(format, 1, QUADS, w, 0, x, t, rows, y + t * ldy, ldy, add);
 }
 
-#define TILE(NAME, KIND, FORMAT)                                                                                       \
-    static void NAME(const void *w, const cec_acts *x, int64_t t0, int64_t t1, int rows, float *y, int64_t ldy,        \
-                     int add, void *scratch) {                                                                         \
-        KIND(FORMAT, w, x, t0, t1, rows, y, ldy, add, scratch);                                                        \
-    }
+#include "linear_table.h"
 
-TILE(tile_f32, float_tile, CEC_F32)
-TILE(tile_bf16, float_tile, CEC_BF16)
-TILE(tile_q8, integer_tile, CEC_Q8_32)
-TILE(tile_q4, integer_tile, CEC_Q4_32)
-TILE(tile_q4a, integer_tile, CEC_Q4A_32)
-
-const cec_linear_ops cec_neon_dotprod_linear = {
-    quantize,
-    {tile_f32, tile_bf16, tile_q8, tile_q4, tile_q4a},
-    {cec_gather_f32, cec_gather_bf16, cec_gather_q8, cec_gather_q4, cec_gather_q4a},
-};
+const cec_linear_ops cec_neon_dotprod_linear = CEC_LINEAR_OPS;
 #else
 typedef int cec_neon_dotprod_linear_unused;
 #endif
