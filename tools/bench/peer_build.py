@@ -51,7 +51,7 @@ def _build(folder: Path) -> None:
 
 def _download(folder: Path) -> Path:
     wanted = f"{PACKAGE}=={VERSION}"
-    # pip asks the package's build backend for metadata even here, so it must be free to fetch that as a wheel.
+    # pip asks the build backend for metadata even here, so it must be free to fetch that backend as a wheel.
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE]
     _run(*pip, "-d", str(folder), wanted)
     return next(folder.glob("*.tar.gz"))
