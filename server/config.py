@@ -76,7 +76,7 @@ class Config:
     threads: int | None = _setting(None, _threads, "compute threads; default: chosen from the cores")
     profile: str = _setting("int8-v1", _profile, f"cache recipe: {', '.join(PROFILES)}")
     weights: str = _setting(
-        "auto", _weights, "where weights are: mmap, hugepage (a copy in 2 MiB pages, faster) or auto"
+        "auto", _weights, "where weights are: mmap, hugepage (moved to 2 MiB pages, faster) or auto"
     )
 
 

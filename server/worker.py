@@ -17,7 +17,8 @@ from functools import partial
 from typing import Protocol
 
 from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Prompt
-from cecilia.errors import RequestError
+from cecilia.errors import CeciliaError, RequestError
+from server import log
 
 # Steps that may be computed ahead of a slow reader. Its output buffer is bounded besides.
 QUEUE_STEPS = 64
@@ -45,6 +46,9 @@ class Engine(Protocol):
         self, prompt: Prompt, emit: Callable[[Event], None], cancelled: Callable[[], bool]
     ) -> Finished:
         """Run to the end, or until `cancelled()`."""
+
+    def settle(self, *, steps: int | None = None) -> bool:
+        """Do that much of the work that was put off until nobody waits; whether none is left. May raise."""
 
     def close(self) -> None:
         """Give the model back."""
@@ -209,12 +213,30 @@ class Worker:
         try:
             engine = load()
         except Exception as error:  # noqa: BLE001 - handed to the loop, which ends the process with its code
-            _tell(self._loop, partial(_settle, self.loaded, None, error))
+            _tell(self._loop, partial(_resolve, self.loaded, None, error))
             return
-        _tell(self._loop, partial(_settle, self.loaded, engine, None))
-        while (job := self._inbox.get()) is not None:
-            job.run(engine)
+        _tell(self._loop, partial(_resolve, self.loaded, engine, None))
+        self._serve(engine)
         engine.close()
+
+    def _serve(self, engine: Engine) -> None:
+        settled = False
+        while True:
+            while not settled and self._inbox.empty():
+                settled = self._settle(engine)
+            if (job := self._inbox.get()) is None:
+                return
+            job.run(engine)
+
+    def _settle(self, engine: Engine) -> bool:
+        """One idle step, short enough not to be felt by the next request."""
+        try:
+            return engine.settle(steps=1)
+        except CeciliaError as error:
+            _tell(
+                self._loop, partial(log.warning, "weights_not_moved", code=error.code, reason=error.message)
+            )
+            return True
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -223,7 +245,7 @@ def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
         loop.call_soon_threadsafe(callback)
 
 
-def _settle(future: asyncio.Future[Engine], engine: Engine | None, error: Exception | None) -> None:
+def _resolve(future: asyncio.Future[Engine], engine: Engine | None, error: Exception | None) -> None:
     if future.done():
         return
     if error is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands: aligned memory with a shape, bound once and passed to kernels without any conversion."""
 
-from cpython.buffer cimport PyBUF_FORMAT, PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_FORMAT
 from libc.errno cimport errno
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 from posix.stdlib cimport posix_memalign
@@ -11,8 +11,13 @@ from posix.stdlib cimport posix_memalign
 from cecilia._kernels.isa cimport CEC_ALIGN, CEC_BLOCK, table
 
 cdef extern from "<sys/mman.h>" nogil:
-    int MADV_HUGEPAGE
+    int MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE
+    void *MAP_FAILED
     int madvise(void *address, size_t nbytes, int advice)
+    void *mmap(void *address, size_t nbytes, int protection, int flags, int fd, long offset)
+    int mprotect(void *address, size_t nbytes, int protection)
+    void *mremap(void *address, size_t nbytes, size_t new_nbytes, int flags, void *new_address)
+    int munmap(void *address, size_t nbytes)
 
 
 cdef enum:
@@ -149,25 +154,47 @@ cdef class PageList:
         return self.pages[self.count]
 
 
-cdef class HugeBuffer:
-    """`nbytes` of writable memory for which 2 MiB pages are asked: they save the address translation that
-    otherwise holds back a core reading weights. Raises MemoryError, and OSError when the kernel refuses.
+def move_to_huge_pages(const unsigned char[::1] mapped):
+    """Replace the read-only file mapping at `mapped`, whole aligned 2 MiB pages, by anonymous memory with
+    the same bytes at the same address, for which 2 MiB pages were asked. Nobody who reads it notices: the
+    exchange is one step for the kernel. Raises ValueError, MemoryError, and OSError when the kernel refuses.
     """
-
+    cdef size_t nbytes = mapped.shape[0]
+    cdef char *to = <char *>&mapped[0] if nbytes else NULL
     cdef char *p
-    cdef readonly int64_t nbytes
-
-    def __cinit__(self, int64_t nbytes):
-        cdef void *p = NULL
-        cdef int64_t room = (nbytes + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
-        if nbytes < 1 or posix_memalign(&p, HUGE_PAGE, room) != 0:
-            raise MemoryError(f"{nbytes} bytes")
-        self.p, self.nbytes = <char *>p, nbytes
-        if madvise(p, room, MADV_HUGEPAGE) != 0:
+    if nbytes == 0 or nbytes % HUGE_PAGE or <uintptr_t>to % HUGE_PAGE:
+        raise ValueError(f"{nbytes} bytes at {<uintptr_t>to:#x}: not whole 2 MiB pages")
+    p = aligned_room(nbytes)
+    try:
+        if madvise(p, nbytes, MADV_HUGEPAGE) != 0:
             raise OSError(errno, "madvise(MADV_HUGEPAGE)")
+        with nogil:
+            memcpy(p, to, nbytes)
+        if mprotect(p, nbytes, PROT_READ) != 0:
+            raise OSError(errno, "mprotect")
+        if mremap(p, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED:
+            raise OSError(errno, "mremap")
+    except OSError:
+        munmap(p, nbytes)
+        raise
 
-    def __dealloc__(self):
-        free(self.p)
 
-    def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.p, self.nbytes, 0, flags)
+cdef char *aligned_room(size_t nbytes) except NULL:
+    """`nbytes` of fresh memory that begins with a 2 MiB page."""
+    cdef char *room = <char *>mmap(
+        NULL, nbytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0
+    )
+    if room == MAP_FAILED:
+        raise MemoryError(f"{nbytes} bytes for huge pages")
+    cdef size_t before = (-<uintptr_t>room) % HUGE_PAGE
+    if before:
+        munmap(room, before)
+    munmap(room + before + nbytes, HUGE_PAGE - before)
+    return room + before
+
+
+def huge_pages_of(const unsigned char[::1] mapped):
+    """The range of `mapped` that whole 2 MiB pages cover: (first byte, byte after the last), maybe empty."""
+    cdef int64_t first = (-<uintptr_t>&mapped[0]) % HUGE_PAGE
+    cdef int64_t last = mapped.shape[0] - (<uintptr_t>&mapped[0] + mapped.shape[0]) % HUGE_PAGE
+    return first, max(first, last)

@@ -105,6 +105,10 @@ class Engine:
             self._runner, self._tokenizer, self._hints, self._clock, prompt, emit, cancelled
         ).run()
 
+    def settle(self, *, steps: int | None = None) -> bool:
+        """Move weights while there is nothing else to do; see `Runner.settle`."""
+        return self._runner.settle(steps=steps)
+
     def close(self) -> None:
         """Release the memory and the file; the engine is of no use afterwards."""
         self._runner.close()

@@ -19,7 +19,7 @@ from cecilia.engine.runner import Runner
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.l3r import ModelFile, open_model
 from cecilia.formats.l3r_layout import naming
-from cecilia.formats.residency import MODES, HugeCopy, Progress, Tensors, choose, tensor_bytes, touch
+from cecilia.formats.residency import MODES, HugePages, Progress, choose, tensor_bytes, touch
 from cecilia.layers.weights import Weights
 from cecilia.state.pages import POSITIONS, PagePool
 from cecilia.text.chat import ChatTemplate
@@ -32,6 +32,8 @@ DEFAULT_PROFILE = "int8-v1"
 DEFAULT_CONTEXT = 8192
 # Prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel.
 DEFAULT_CHUNK = 512
+# More weights than this move to huge pages while the engine is idle: the first answer must not wait for them.
+MOVED_AT_ONCE = 512 << 20  # bytes
 
 
 def load(
@@ -97,22 +99,25 @@ def _runner(
     page_bytes = arch.page_bytes(spec, PROFILES[profile])
     limit = page_bytes * -(-window // POSITIONS)
     memory.require({"weights": tensor_bytes(file.tensors), f"KV cache of {window} tokens": limit})
-    mode, source = _place_weights(file, weights, report)
-    model = _bind(arch, spec, source, PROFILES[profile], min(DEFAULT_CHUNK, window))
+    huge = _place_weights(file, weights, report)
+    model = _bind(arch, spec, file, PROFILES[profile], min(DEFAULT_CHUNK, window))
     pool = PagePool(page_bytes, limit)
-    return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads, weights=mode)
+    return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads, huge=huge)
 
 
-def _place_weights(file: ModelFile, mode: str, report: Progress) -> tuple[str, Tensors]:
-    """The weights in memory, and which way: mmap or hugepage."""
+def _place_weights(file: ModelFile, mode: str, report: Progress) -> HugePages | None:
+    """Read the weights into the page cache if they stay there; few move to huge pages now, many later."""
     if mode not in MODES:
         raise UsageError("unknown_weights_mode", f"weights mode {mode!r} is not one of: {' '.join(MODES)}")
-    mode = choose(mode, tensor_bytes(file.tensors), memory.available())
-    report(0.0)
-    if mode == "hugepage":
-        return mode, HugeCopy(file, report)
-    touch(file, report)
-    return mode, file
+    nbytes = tensor_bytes(file.tensors)
+    if choose(mode, nbytes, memory.available()) == "mmap":
+        touch(file, report)
+        return None
+    huge = HugePages(file)
+    if nbytes <= MOVED_AT_ONCE:
+        huge.finish(report)
+    report(1.0)
+    return huge
 
 
 def _checked(file: ModelFile) -> tuple[Architecture[Any], Spec]:
@@ -134,9 +139,9 @@ def _window(wanted: int | None, limit: int) -> int:
     return wanted
 
 
-def _bind(arch: Architecture[Any], spec: Spec, source: Tensors, kv: str, chunk: int) -> Model:
+def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: int) -> Model:
     try:
-        return arch.bind(spec, Weights(source), kv=kv, chunk=chunk)
+        return arch.bind(spec, Weights(file), kv=kv, chunk=chunk)
     except MemoryError as error:
         raise MemoryLimitError(
             "insufficient_memory", f"no memory for work buffers of {chunk} tokens: {error}"
@@ -172,7 +177,7 @@ def _info(file: ModelFile, runner: Runner, profile: str) -> dict[str, Any]:
         "context": runner.context,
         "profile": profile,
         "threads": runner.threads,
-        "weights_in": runner.weights,
+        "weights_in": runner.weights_in,
         "isa": isa.name(),
         "digest": file.digest,
         "quantisation": max(sizes, key=lambda name: sizes[name]),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cecilia.arch.base import Model
 from cecilia.errors import UsageError
 from cecilia.formats.l3r import ModelFile
+from cecilia.formats.residency import HugePages
 from cecilia.state.pages import PagePool
 from cecilia.state.session import Session
 
@@ -19,7 +20,7 @@ class Runner:
     """Owns the file, the model over it and the session. All calls on one thread.
 
     `vocab`: V. `context`: the most tokens a session may hold. `threads`: what the kernels use.
-    `weights`: where they are, mmap or hugepage.
+    `weights_in`: where they are, mmap or hugepage; `huge` moves those that are not there yet.
     """
 
     def __init__(
@@ -31,16 +32,29 @@ class Runner:
         vocab: int,
         context: int,
         threads: int,
-        weights: str,
+        huge: HugePages | None = None,
     ) -> None:
         self.file = file
         self.vocab = vocab
         self.context = context
         self.threads = threads
-        self.weights = weights
+        self.weights_in = "mmap" if huge is None else "hugepage"
+        self._huge = huge
         self.pool = pool
         self.chunk = model.chunk
         self.session = Session(model, pool)
+
+    def settle(self, *, steps: int | None = None) -> bool:
+        """Move weights that are to be in huge pages: all, or `steps` slices. Returns whether all are there.
+
+        Raises MemoryLimitError `insufficient_memory`: the rest then stays in the file for good.
+        """
+        if self._huge is not None:
+            taken = 0
+            while self._huge.left and taken != steps:
+                self._huge.advance()
+                taken += 1
+        return self._huge is None or self._huge.left == 0
 
     def reset(self) -> None:
         """Forget the session."""
@@ -83,6 +97,7 @@ class Runner:
         """Release the memory and the file; the runner is of no use afterwards."""
         self.session.clear()
         del self.session, self.pool
+        self._huge = None
         self.file.close()
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model's weights are while it runs: in the mapped file, or copied into memory of 2 MiB pages.
+"""Where a model's weights are while it runs: in the mapped file, or moved into memory of 2 MiB pages.
 
 Mapped pages are shared with the page cache and can be dropped under pressure, but they are 4 KiB each;
 decoding reads every weight for every token and is up to twice as fast from 2 MiB pages.
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from cecilia._kernels.buffer import HugeBuffer
+from cecilia._kernels.buffer import huge_pages_of, move_to_huge_pages
 from cecilia.errors import DeviceError, MemoryLimitError
 from cecilia.formats.l3r import ModelFile
 from cecilia.formats.l3r_layout import TensorEntry
@@ -21,44 +20,50 @@ from cecilia.formats.l3r_layout import TensorEntry
 MODES = ("auto", "mmap", "hugepage")
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 STEP = 16 << 20  # bytes between two reports
+SLICE = 64 << 20  # bytes moved at once: whole huge pages, few milliseconds, few mappings
 OS_PAGE = 4096
 
 Progress = Callable[[float], None]
 """Called with the fraction done, 0 to 1."""
 
 
-class Tensors(Protocol):
-    """What the kernels bind to."""
+class HugePages:
+    """Moves the tensors of an open file into huge pages, a slice at a time, at the addresses they have.
 
-    tensors: dict[str, TensorEntry]
+    Views handed out before stay valid and keep their bytes; the file's own pages are given back as it goes.
+    What lies before the first and behind the last whole 2 MiB page stays in the file.
+    """
 
-    def data(self, name: str) -> memoryview:
-        """The bytes of a tensor, 64-byte aligned."""
+    def __init__(self, file: ModelFile) -> None:
+        base = file.slices[0].offset
+        self._mapped = file.span(base, file.nbytes - base)
+        first, self._end = huge_pages_of(self._mapped)
+        self._at = first
+        self._total = self._end - first
 
+    @property
+    def left(self) -> int:
+        """Bytes still to be moved."""
+        return self._end - self._at
 
-class HugeCopy:
-    """The tensors of a file, copied. The file's own pages are given back as the copy proceeds."""
-
-    def __init__(self, file: ModelFile, report: Progress) -> None:
-        self.tensors = file.tensors
-        self._base = file.slices[0].offset
-        total = file.nbytes - self._base
+    def advance(self) -> None:
+        """Move the next slice; nothing when all is moved. Raises MemoryLimitError `insufficient_memory`."""
+        nbytes = min(SLICE, self.left)
+        if nbytes == 0:
+            return
         try:
-            memory = HugeBuffer(total)
-        except MemoryError as error:
-            raise MemoryLimitError("insufficient_memory", f"no memory to copy the weights: {error}") from None
-        self._view = memoryview(memory)
-        for start in range(0, total, STEP):
-            nbytes = min(STEP, total - start)
-            self._view[start : start + nbytes] = file.span(self._base + start, nbytes)
-            file.release(self._base + start, nbytes)
-            report((start + nbytes) / total)
+            move_to_huge_pages(self._mapped[self._at : self._at + nbytes])
+        except (MemoryError, OSError) as error:
+            self._end = self._at  # what is moved stays moved, the rest stays in the file
+            raise MemoryLimitError("insufficient_memory", f"weights stay in the file: {error}") from None
+        self._at += nbytes
 
-    def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name`, read-only."""
-        entry = self.tensors[name]
-        start = entry.offset - self._base
-        return self._view[start : start + entry.nbytes].toreadonly()
+    def finish(self, report: Progress) -> None:
+        """Move all that is left."""
+        report(0.0)
+        while self.left:
+            self.advance()
+            report(1 - self.left / self._total)
 
 
 def huge_pages(switch: Path = SWITCH) -> bool:
@@ -67,7 +72,7 @@ def huge_pages(switch: Path = SWITCH) -> bool:
 
 
 def choose(mode: str, nbytes: int, available: int, switch: Path = SWITCH) -> str:
-    """mmap or hugepage for weights of `nbytes`; auto copies when half of the `available` bytes suffices.
+    """mmap or hugepage for weights of `nbytes`; auto moves when half of the `available` bytes suffices.
 
     Raises DeviceError `huge_pages_unavailable` when they were asked for by name and there are none.
     """

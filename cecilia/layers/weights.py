@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from cecilia._kernels.buffer import Vector
 from cecilia._kernels.linear import Linear, Weight
-from cecilia.formats.residency import Tensors
+from cecilia.formats.l3r import ModelFile
 
 
 class Weights:
     """Operands over tensors that were checked before, wherever they are."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._source = tensors
+    def __init__(self, file: ModelFile) -> None:
+        self._source = file
 
     def weight(self, name: str) -> Weight:
         """The matrix `name`, in place."""

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights copied into huge pages are the file's bytes, and who gets a copy follows the documented rule."""
+"""Weights moved into huge pages are the file's bytes, and whose are moved follows the documented rule."""
 
 from __future__ import annotations
 
+import errno
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cecilia._kernels.buffer import HugeBuffer
-from cecilia.errors import DeviceError
+from cecilia._kernels.buffer import move_to_huge_pages
+from cecilia.errors import DeviceError, MemoryLimitError
 from cecilia.formats import residency
 from cecilia.formats.l3r import open_model
 from tools.make_tiny import make_tiny
@@ -21,22 +23,98 @@ def switch(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_copy_holds_the_bytes_of_the_file(tmp_path: Path) -> None:
+BIG = {"width": 256, "ff": 2048, "layers": 6}  # several MiB: some whole 2 MiB pages wherever it is mapped
+
+
+def test_moved_weights_keep_their_bytes_and_addresses(tmp_path: Path) -> None:
     path = tmp_path / "tiny.l3r"
-    make_tiny(path)
+    make_tiny(path, **BIG)
+    raw = path.read_bytes()
     seen: list[float] = []
     with open_model(path) as file:
-        copy = residency.HugeCopy(file, seen.append)
-        raw = path.read_bytes()
+        before = {name: np.frombuffer(file.data(name), np.uint8) for name in file.tensors}
+        residency.HugePages(file).finish(seen.append)
         for name, entry in file.tensors.items():
-            view = copy.data(name)
-            assert view == raw[entry.offset : entry.offset + entry.nbytes]
-            assert view.readonly
-            assert np.frombuffer(view, np.uint8).ctypes.data % 64 == 0
-        assert file.data(name) == view  # pages given back are read again
-    assert copy.data(name) == view  # the copy outlives the file
+            bytes_of_file = np.frombuffer(raw, np.uint8)[entry.offset : entry.offset + entry.nbytes]
+            np.testing.assert_array_equal(before[name], bytes_of_file)
+            assert before[name].ctypes.data == np.frombuffer(file.data(name), np.uint8).ctypes.data
+        file.verify()
     assert seen[-1] == 1.0
     assert seen == sorted(seen)
+
+
+def test_moved_memory_is_anonymous_read_only_and_asked_to_be_huge(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.l3r"
+    make_tiny(path, **BIG)
+    with open_model(path) as file:
+        residency.HugePages(file).finish(lambda _: None)
+        start = np.frombuffer(file.span(0, 1), np.uint8).ctypes.data
+        inside = [m for m in mappings() if start <= m.start < start + file.nbytes and not m.path]
+        assert inside
+        for mapping in inside:
+            assert mapping.start % (2 << 20) == 0
+            assert mapping.mode == "r--p"
+            assert "hg" in mapping.flags  # MADV_HUGEPAGE, see proc(5)
+
+
+def test_a_file_smaller_than_a_huge_page_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.l3r"
+    make_tiny(path)
+    with open_model(path) as file:
+        huge = residency.HugePages(file)
+        assert huge.left == 0
+        huge.finish(lambda _: None)
+
+
+def test_weights_are_moved_slice_by_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency, "SLICE", 2 << 20)
+    path = tmp_path / "tiny.l3r"
+    make_tiny(path, **BIG)
+    with open_model(path) as file:
+        huge = residency.HugePages(file)
+        slices = huge.left // (2 << 20)
+        assert slices >= 2
+        for left in reversed(range(slices)):
+            huge.advance()
+            assert huge.left == left * (2 << 20)
+
+
+def test_a_failed_move_leaves_the_rest_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tiny.l3r"
+    make_tiny(path, **BIG)
+    monkeypatch.setattr(residency, "move_to_huge_pages", refuse)
+    with open_model(path) as file:
+        huge = residency.HugePages(file)
+        with pytest.raises(MemoryLimitError) as caught:
+            huge.advance()
+        assert caught.value.code == "insufficient_memory"
+        assert huge.left == 0
+        file.verify()
+
+
+def refuse(_mapped: memoryview) -> None:
+    raise OSError(errno.ENOMEM, "mremap")
+
+
+@dataclass
+class Mapping:
+    start: int
+    mode: str
+    path: str
+    flags: list[str]
+
+
+def mappings() -> list[Mapping]:
+    """This process's, from /proc/self/smaps."""
+    found: list[Mapping] = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if line.startswith("VmFlags:"):
+            found[-1].flags = words[1:]
+        elif "-" in words[0] and not words[0].endswith(":"):
+            path = words[5] if len(words) > 5 else ""
+            found.append(Mapping(int(words[0].split("-")[0], 16), words[1], path, []))
+    return found
 
 
 def test_touching_reports_up_to_the_end(tmp_path: Path) -> None:
@@ -58,7 +136,7 @@ def test_touching_reports_up_to_the_end(tmp_path: Path) -> None:
         ("hugepage", 99, "hugepage"),
     ],
 )
-def test_a_copy_is_made_when_half_of_the_memory_holds_it(
+def test_weights_are_moved_when_half_of_the_memory_holds_them(
     tmp_path: Path, setting: str, mode: str, nbytes: int, expected: str
 ) -> None:
     assert residency.choose(mode, nbytes, 100, switch(tmp_path, setting)) == expected
@@ -72,12 +150,7 @@ def test_without_huge_pages_only_a_wish_by_name_fails(tmp_path: Path) -> None:
         assert caught.value.code == "huge_pages_unavailable"
 
 
-def test_huge_buffer_is_aligned_and_writable() -> None:
-    buffer = HugeBuffer(3 << 20)
-    array = np.frombuffer(buffer, np.uint8)
-    assert array.size == 3 << 20
-    assert array.ctypes.data % (2 << 20) == 0
-    array[-1] = 7
-    assert memoryview(buffer)[-1] == 7
-    with pytest.raises(MemoryError):
-        HugeBuffer(0)
+def test_only_whole_huge_pages_are_moved() -> None:
+    for wrong in (np.zeros(4096, np.uint8), np.zeros(0, np.uint8)):
+        with pytest.raises(ValueError, match="not whole 2 MiB pages"):
+            move_to_huge_pages(wrong)

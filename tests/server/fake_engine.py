@@ -63,6 +63,8 @@ class FakeEngine:
     requests: list[ChatRequest] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
     """What became of each generation: its cause, or the name of the exception."""
+    idle_steps: list[Step] = field(default_factory=list)
+    """What the engine puts off until nobody waits."""
     threads: set[int] = field(default_factory=set)
     closed: bool = False
 
@@ -145,6 +147,12 @@ class FakeEngine:
             step.wait(cancelled)
         elif isinstance(step, Exception):
             raise step
+
+    def settle(self, *, steps: int | None = None) -> bool:
+        for step in self.idle_steps[:steps]:
+            self.idle_steps.remove(step)
+            self._act(step, lambda: False)
+        return not self.idle_steps
 
     def close(self) -> None:
         self.closed = True

@@ -210,3 +210,23 @@ async def test_the_loop_is_woken_once_for_many_events(desk_of: Callable[..., Des
         end.go.set()
         _, finished = await drain(job)
     assert finished.usage.completion_tokens == 51
+
+
+async def test_idle_work_waits_for_a_request_and_goes_on_after_it(desk_of: Callable[..., Desk]) -> None:
+    first, second = Hold(), Hold()
+    desk = desk_of(idle_steps=[first, second])
+    await reached(first)
+    job = desk.submit()
+    first.go.set()
+    assert (await whole(job)).cause == "eos"
+    await reached(second)
+    second.go.set()
+
+
+async def test_idle_work_that_fails_is_told_and_ends(
+    desk_of: Callable[..., Desk], caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = desk_of(idle_steps=[CeciliaError("insufficient_memory", "no room"), "never"])
+    assert (await whole(desk.submit())).cause == "eos"
+    assert "weights_not_moved code=insufficient_memory" in caplog.text
+    assert desk.engine.idle_steps == ["never"]

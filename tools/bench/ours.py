@@ -95,6 +95,7 @@ def run(
         start = time.perf_counter()
         time_prefill(runner, 1)
         first_seconds = time.perf_counter() - start
+        runner.settle()
         speed = measure(runner, prefill, depths, repeats)
         memory = system.memory_kib()
     finally:
