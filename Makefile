@@ -46,7 +46,7 @@ quality: build $(MODEL) $(DEV) ## perplexity, KL and token ids against stored re
 bench: build $(MODEL) ## prefill and decode speed of this engine
 	@$(PY) -m tools.bench.ours $(ARGS)
 
-bench-peers: build $(MODEL) ## this engine beside llama.cpp on the same file (builds it once, 8 to 20 minutes)
+bench-peers: build $(MODEL) ## this engine beside llama.cpp and ik_llama.cpp on the same weights (builds both once, up to an hour)
 	@$(PY) -m tools.bench.peers $(ARGS)
 
 bench-layout: build ## time the candidate weight layouts

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import layout, ours, peer_build, peers, system
+from tools.bench import engines, layout, ours, peer_build, peers, system
 
 
 class Counter:
@@ -50,8 +50,9 @@ def test_lists_of_numbers() -> None:
             ours.numbers(bad)
 
 
-def round_of(probe: float, mine: float, peer: float) -> peers.Round:
-    return peers.Round(probe, {"ours": {"decode 128": mine}, "llama.cpp": {"decode 128": peer}})
+def round_of(probe: float, mine: float, peer: float, other: float = 1) -> peers.Round:
+    speeds = {"ours": mine, "llama.cpp": peer, "ik_llama.cpp": other}
+    return peers.Round(probe, {name: {"decode 128": value} for name, value in speeds.items()})
 
 
 def test_rounds_with_a_slow_probe_are_dropped() -> None:
@@ -59,24 +60,46 @@ def test_rounds_with_a_slow_probe_are_dropped() -> None:
     assert [r.probe for r in peers.kept(rounds)] == [10.0, 7.0, 10.0, 12.0]
 
 
-def test_the_ratio_is_that_of_the_medians() -> None:
-    rounds = [round_of(1, 30, 10), round_of(1, 20, 40), round_of(1, 10, 16)]
-    assert peers.table(rounds, 2) == ["| decode 128 | 2 | 10.0 / 20.0 / 30.0 | 10.0 / 16.0 / 40.0 | 1.25 |"]
+def test_the_ratio_is_that_of_the_medians_to_the_faster_peer() -> None:
+    rounds = [round_of(1, 30, 10, 5), round_of(1, 20, 40, 7), round_of(1, 10, 16, 6)]
+    cells = "10.0 / 20.0 / 30.0 | 10.0 / 16.0 / 40.0 | 5.0 / 6.0 / 7.0"
+    assert peers.table(rounds, 2) == [f"| decode 128 | 2 | {cells} | 1.25 |"]
+    rounds = [round_of(1, 20, 16, 25)]
+    assert peers.table(rounds, 1)[0].endswith("| 0.80 |")
 
 
-def test_lines_of_the_peer() -> None:
-    lines = [
-        '{"n_prompt": 512, "n_gen": 0, "n_depth": 0, "samples_ts": [700.5]}',
-        '{"n_prompt": 0, "n_gen": 32, "n_depth": 1024, "samples_ts": [27.25]}',
+def test_answers_of_llama_bench() -> None:
+    rows = """[
+        {"n_prompt": 512, "n_gen": 0, "n_depth": 0, "samples_ts": [700.5]},
+        {"n_prompt": 0, "n_gen": 32, "n_depth": 1024, "samples_ts": [27.25]}
+    ]"""
+    assert engines.peer_speeds(rows) == {"prefill 512": 700.5, "decode 1024": 27.25}
+
+
+def test_answers_of_the_fork_whose_depth_is_the_prompt() -> None:
+    rows = """[
+        {"test": "pp16", "n_prompt": 16, "n_gen": 0, "samples_ts": [250.25]},
+        {"test": "tg4@pp32", "n_prompt": 32, "n_gen": 4, "samples_ts": [75.5]}
+    ]"""
+    assert engines.peer_speeds(rows) == {"prefill 16": 250.25, "decode 32": 75.5}
+
+
+def test_tests_of_a_peer_in_one_process_or_two() -> None:
+    ik, mainline = engines.ik_llama_cpp(), engines.llama_cpp()
+    assert ik._tests([1, 2], [7, 8]) == [["-p", "1,2", "-n", "0", "-gp", "7,32", "-gp", "8,32"]]
+    assert ik._tests([], [7]) == [["-p", "0", "-n", "0", "-gp", "7,32"]]
+    assert mainline._tests([1, 2], [7, 8]) == [
+        ["-p", "1,2", "-n", "0"],
+        ["-p", "0", "-n", "32", "-d", "7,8"],
     ]
-    assert peers.peer_speeds("\n".join(lines)) == {"prefill 512": 700.5, "decode 1024": 27.25}
+    assert mainline._tests([1], []) == [["-p", "1", "-n", "0"]]
 
 
 def test_a_process_that_fails_is_named_with_its_last_words() -> None:
-    done = peers.watch([sys.executable, "-c", "print('out')"])
+    done = engines.watch([sys.executable, "-c", "print('out')"])
     assert done.stdout == "out\n"
     with pytest.raises(CeciliaError, match="ended with 3: last words") as error:
-        peers.watch([sys.executable, "-c", "import sys; print('last words', file=sys.stderr); sys.exit(3)"])
+        engines.watch([sys.executable, "-c", "import sys; print('last words', file=sys.stderr); sys.exit(3)"])
     assert error.value.code == "bench_failed"
 
 
@@ -88,8 +111,8 @@ def test_memory_of_a_process() -> None:
 
 
 def test_the_log_names_no_folder_of_this_machine() -> None:
-    assert peers._public(["--peer-build", "/home/me/build", "--rounds", "5"]) == [
-        "--peer-build",
+    assert peers.public(["--llama-cpp-build", "/home/me/build", "--rounds", "5"]) == [
+        "--llama-cpp-build",
         "build",
         "--rounds",
         "5",
@@ -98,14 +121,15 @@ def test_the_log_names_no_folder_of_this_machine() -> None:
 
 def test_a_missing_peer_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="llama-bench is not there"):
-        peer_build.program(tmp_path)
+        peer_build.program(peer_build.LLAMA_CPP, tmp_path)
 
 
 def test_the_barrier_is_put_in_once(tmp_path: Path) -> None:
-    source = tmp_path / "mmq.cpp"
+    source = tmp_path / peer_build.AMX_FILE
+    source.parent.mkdir(parents=True)
     source.write_text("{\n    _tile_loadconfig(&tc);\n}\n")
     for _ in range(2):
-        peer_build._keep_tile_stores(source)
+        peer_build.keep_tile_stores(tmp_path)
         lines = source.read_text().splitlines()
         assert [line.strip().split("(")[0] for line in lines] == [
             "{",
@@ -115,7 +139,16 @@ def test_the_barrier_is_put_in_once(tmp_path: Path) -> None:
         ]
     source.write_text("something else")
     with pytest.raises(CeciliaError, match="_tile_loadconfig"):
-        peer_build._keep_tile_stores(source)
+        peer_build.keep_tile_stores(tmp_path)
+
+
+def test_a_missing_file_is_added_and_an_existing_one_kept(tmp_path: Path) -> None:
+    peer_build.add_build_info(tmp_path)
+    added = tmp_path / peer_build.BUILD_INFO_FILE
+    assert "LLAMA_BUILD_NUMBER = 0;" in added.read_text()
+    added.write_text("newer")
+    peer_build.add_build_info(tmp_path)
+    assert added.read_text() == "newer"
 
 
 def test_marked_loops_are_taken_out_of_an_assembly() -> None:

@@ -1,45 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.bench.peers`: this engine beside llama.cpp on the same weights, in turns.
+"""`python -m tools.bench.peers`: this engine beside llama.cpp and ik_llama.cpp on the same weights, in turns.
 
 Each round is a bandwidth probe, then each engine in a fresh process, warmed up. Rounds whose probe is under
-70 % of the median probe are dropped: a neighbour had the memory then. Medians of the rest are compared.
+70 % of the median probe are dropped: a neighbour had the memory then. Medians of the rest are compared; the
+ratio is to the faster peer.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cecilia.engine.load import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import ours, system
-from tools.bench.peer_build import program
+from tools.bench import engines, ours, system
+from tools.bench.engines import Engine, Pair, Speeds
 
-ROOT = Path(__file__).resolve().parents[2]
-LOG = ROOT / "docs" / "BENCH.md"
+LOG = engines.ROOT / "docs" / "BENCH.md"
+SMOLLM2 = Pair(ours.MODEL, ours.MODEL.parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
+PREFILL, DEPTHS = (128, 512, 2048), (128, 1024, 4096)
 LEAST_PROBE = 0.7
-SAMPLE_SECONDS = 0.05
-
-Speeds = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A process that ended well: its output, how long it ran, its peak memory in KiB."""
-
-    stdout: str
-    stderr: str
-    seconds: float
-    peak_kib: dict[str, int]
+PEERS = ("llama.cpp", "ik_llama.cpp")
 
 
 @dataclass
@@ -50,64 +36,6 @@ class Round:
     speeds: dict[str, Speeds] = field(default_factory=dict)
 
 
-def watch(command: Sequence[str]) -> Finished:
-    """Run a command and sample its memory. Raises CeciliaError `bench_failed`, with how it ended."""
-    peak: dict[str, int] = {}
-    start = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT)
-        while process.poll() is None:
-            for name, kib in system.memory_kib(process.pid).items():
-                peak[name] = max(kib, peak.get(name, 0))
-            time.sleep(SAMPLE_SECONDS)
-        seconds = time.perf_counter() - start
-        out.seek(0)
-        err.seek(0)
-        texts = out.read(), err.read()
-    if process.returncode:
-        last = (texts[1].strip().splitlines() or [""])[-1]
-        raise CeciliaError("bench_failed", f"{command[0]} ended with {process.returncode}: {last}")
-    return Finished(*texts, seconds, peak)
-
-
-def run_ours(
-    args: argparse.Namespace, threads: int, *, prefill: Sequence[int], depths: Sequence[int]
-) -> Finished:
-    """One fresh process of this engine."""
-    lists = [f"--{name}={','.join(map(str, v))}" for name, v in (("prefill", prefill), ("depths", depths))]
-    command = [sys.executable, "-m", "tools.bench.ours", str(args.model), "--json", "--repeats=1", *lists]
-    return watch([*command, f"--threads={threads}", f"--profile={args.profile}"])
-
-
-def run_peer(args: argparse.Namespace, threads: int, *extra: str) -> Finished:
-    """One fresh llama-bench; its libraries are the ones beside it."""
-    bench = program(args.peer_build)
-    start = ["env", f"LD_LIBRARY_PATH={bench.parent}", str(bench), "-m", str(args.gguf)]
-    return watch([*start, "-t", str(threads), "-r", "1", "-o", "jsonl", *extra])
-
-
-def peer_speeds(stdout: str) -> Speeds:
-    """Tokens/s by the names of tools.bench.ours, from llama-bench's JSON lines."""
-    found = {}
-    for line in stdout.splitlines():
-        row = json.loads(line)
-        name = f"prefill {row['n_prompt']}" if row["n_prompt"] else f"decode {row['n_depth']}"
-        found[name] = float(row["samples_ts"][0])
-    return found
-
-
-def one_round(args: argparse.Namespace, threads: int, probe: system.BandwidthProbe) -> Round:
-    """Probe, ours, the peer's prefill, the peer's decode."""
-    found = Round(probe.gigabytes_per_second())
-    mine = json.loads(run_ours(args, threads, prefill=args.prefill, depths=args.depths).stdout)
-    found.speeds["ours"] = {name: values[0] for name, values in mine["speed"].items()}
-    lengths, depths = (",".join(map(str, values)) for values in (args.prefill, args.depths))
-    peer = run_peer(args, threads, "-p", lengths, "-n", "0").stdout
-    peer += run_peer(args, threads, "-p", "0", "-n", str(ours.DECODED), "-d", depths).stdout
-    found.speeds["llama.cpp"] = peer_speeds(peer)
-    return found
-
-
 def kept(rounds: Sequence[Round]) -> list[Round]:
     """The rounds whose probe reached 70 % of the median one."""
     limit = LEAST_PROBE * statistics.median(r.probe for r in rounds)
@@ -115,87 +43,106 @@ def kept(rounds: Sequence[Round]) -> list[Round]:
 
 
 def table(rounds: Sequence[Round], threads: int) -> list[str]:
-    """Markdown rows: test, threads, both medians with their spread, the ratio of the medians."""
+    """Markdown rows: test, threads, each engine's speeds, our median by the faster peer's."""
+    mine, *others = rounds[0].speeds
     lines = []
-    for name in rounds[0].speeds["ours"]:
-        mine, peer = ([r.speeds[engine][name] for r in rounds] for engine in ("ours", "llama.cpp"))
-        ratio = statistics.median(mine) / statistics.median(peer)
-        lines.append(f"| {name} | {threads} | {_spread(mine)} | {_spread(peer)} | {ratio:.2f} |")
+    for test in rounds[0].speeds[mine]:
+        values = {name: [r.speeds[name][test] for r in rounds] for name in (mine, *others)}
+        fastest = max(statistics.median(values[name]) for name in others)
+        cells = " | ".join(spread(values[name]) for name in (mine, *others))
+        lines.append(f"| {test} | {threads} | {cells} | {statistics.median(values[mine]) / fastest:.2f} |")
     return lines
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Minimum / median / maximum."""
     return " / ".join(f"{f(values):.1f}" for f in (min, statistics.median, max))
 
 
-def facts(args: argparse.Namespace) -> list[str]:
-    """What each engine really used, its load time and its memory: one process of each, one token."""
-    mine = run_ours(args, 2, prefill=[1], depths=[])
-    told: dict[str, Any] = json.loads(mine.stdout)
-    peer = run_peer(args, 2, "-p", "1", "-n", "0", "--no-warmup", "-v")
-    # Loading says which kind of memory each weight went to; AMX has one of its own.
-    buffers = {line.split()[1] for line in peer.stderr.splitlines() if "model buffer size" in line}
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    has = [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if name in flags]
-    amx = "with" if "AMX" in " ".join(buffers) else "without"
-    return [
-        f"- ours: {told['isa']}, {told['profile']}; load {told['load_seconds']:.2f} s, "
-        f"process {mine.seconds:.1f} s; {_memory(mine.peak_kib)}",
-        f"- llama.cpp: native build on a CPU with {' '.join(has)}, {amx} AMX weights; "
-        f"process {peer.seconds:.1f} s; {_memory(peer.peak_kib)}",
+def contenders(args: argparse.Namespace) -> list[Engine]:
+    """This engine and the peers that were asked for."""
+    made = {
+        "llama.cpp": engines.llama_cpp(args.llama_cpp_build),
+        "ik_llama.cpp": engines.ik_llama_cpp(args.ik_llama_cpp_build),
+    }
+    return [engines.Ours(args.profile), *(made[name] for name in args.peers)]
+
+
+def take_turns(pair: Pair, threads: int, args: argparse.Namespace, field_of: Sequence[Engine]) -> list[Round]:
+    """All rounds of one model and number of threads."""
+    probe = system.BandwidthProbe()
+    rounds = []
+    for number in range(args.rounds):
+        turn = Round(probe.gigabytes_per_second())
+        for engine in field_of:
+            turn.speeds[engine.name] = engine.speeds(pair, threads, args.prefill, args.depths)
+        rounds.append(turn)
+        where = f"{pair.model.stem}, {threads} threads, round {number + 1} of {args.rounds}"
+        print(f"{where}: probe {turn.probe:.1f} GB/s", file=sys.stderr)
+    return rounds
+
+
+def section(pair: Pair, args: argparse.Namespace, field_of: Sequence[Engine]) -> list[str]:
+    """One model's facts and table."""
+    lines = [f"**{pair.gguf.name}**", ""]
+    lines += [f"- {engine.name}: {engine.facts(pair)}" for engine in field_of]
+    names = [engine.name for engine in field_of]
+    rows = [f"| test | threads | {' | '.join(names)} | ratio |", "|---|---|" + "---|" * (len(names) + 1)]
+    for threads in args.threads:
+        rounds = take_turns(pair, threads, args, field_of)
+        good = kept(rounds)
+        probes = spread([r.probe for r in good])
+        lines.append(f"- {threads} threads: {len(good)} of {len(rounds)} rounds kept, probe {probes} GB/s")
+        rows += table(good, threads)
+    return [*lines, "", *rows, ""]
+
+
+def report(args: argparse.Namespace, pairs: Sequence[Pair], command: str) -> str:
+    """Measure everything; one dated section of Markdown."""
+    raised = system.raise_priority()
+    field_of = contenders(args)
+    lines = [
+        f"### {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, beside {' and '.join(args.peers)}",
+        "",
+        f"`{command}`; {system.machine()}; priority {'raised' if raised else 'normal'}; "
+        "tokens/s, min / median / max; ratio: ours to the faster peer",
+        "",
     ]
-
-
-def _memory(peak: dict[str, int]) -> str:
-    named = (("VmHWM", "peak"), ("RssAnon", "anonymous"), ("RssFile", "file"))
-    return "memory " + ", ".join(f"{label} {peak.get(name, 0) / 1024:.0f} MiB" for name, label in named)
+    for pair in pairs:
+        lines += section(pair, args, field_of)
+    return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="python -m tools.bench.peers", description="Side by side.")
-    found.add_argument("--model", type=Path, default=ours.MODEL, metavar="FILE.l3r")
-    found.add_argument("--gguf", type=Path, default=ours.MODEL.parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
     found.add_argument(
-        "--peer-build", type=Path, metavar="DIR", help="a built llama.cpp: DIR/bin/llama-bench"
+        "--pair",
+        type=Path,
+        nargs=2,
+        action="append",
+        metavar=("FILE.l3r", "FILE.gguf"),
+        help="the same weights twice; may be repeated (default: SmolLM2)",
     )
+    found.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    for name in PEERS:
+        option = f"--{name.replace('_', '-').replace('.', '-')}-build"
+        found.add_argument(option, type=Path, metavar="DIR", help=f"a built {name}: DIR/bin/llama-bench")
     found.add_argument("--profile", default=DEFAULT_PROFILE)
     found.add_argument("--threads", type=ours.numbers, default=[1, 2], metavar="N,N")
     found.add_argument("--rounds", type=int, default=5)
-    found.add_argument("--prefill", type=ours.numbers, default=list(ours.PREFILL), metavar="N,N")
-    found.add_argument("--depths", type=ours.numbers, default=list(ours.DEPTHS), metavar="N,N")
+    found.add_argument("--prefill", type=ours.numbers, default=list(PREFILL), metavar="N,N")
+    found.add_argument("--depths", type=ours.numbers, default=list(DEPTHS), metavar="N,N")
     found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
     return found
 
 
-def report(args: argparse.Namespace, command: str) -> str:
-    """Measure everything; one dated section of Markdown."""
-    first = system.raise_priority()
-    program(args.peer_build)
-    lines = [
-        f"### {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, beside llama.cpp",
-        "",
-        f"`{command}`; {system.machine()}; priority {'raised' if first else 'normal'}; "
-        "tokens/s, min / median / max",
-        "",
-        *facts(args),
-    ]
-    rows = ["", "| test | threads | ours | llama.cpp | ratio |", "|---|---|---|---|---|"]
-    for threads in args.threads:
-        probe = system.BandwidthProbe()
-        rounds = []
-        for number in range(args.rounds):
-            rounds.append(one_round(args, threads, probe))
-            print(
-                f"round {number + 1} of {args.rounds}, {threads} threads: probe {rounds[-1].probe:.1f} GB/s"
-            )
-        good = kept(rounds)
-        probes = _spread([r.probe for r in good])
-        lines.append(
-            f"- {threads} threads: {len(good)} of {len(rounds)} rounds kept, probe {probes} GB/s (1 thread)"
-        )
-        rows += table(good, threads)
-    return "\n".join([*lines, *rows, ""])
+def _pairs(args: argparse.Namespace) -> list[Pair]:
+    pairs = [Pair(*given) for given in args.pair] if args.pair else [SMOLLM2]
+    for path in (path for pair in pairs for path in (pair.model, pair.gguf)):
+        if not path.is_file():
+            raise UsageError("no_model", f"{path} is not there: python -m tools.fetch")
+    return pairs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -205,9 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.rounds < 1:
             raise UsageError("invalid_rounds", f"--rounds {args.rounds}: at least 1")
-        if not args.gguf.is_file():
-            raise UsageError("no_gguf", f"{args.gguf} is not there: python -m tools.fetch")
-        text = report(args, " ".join(["python -m tools.bench.peers", *_public(given)]))
+        text = report(args, _pairs(args), " ".join(["python -m tools.bench.peers", *public(given)]))
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -218,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _public(given: Sequence[str]) -> list[str]:
+def public(given: Sequence[str]) -> list[str]:
     """The options without absolute paths, which say nothing on another machine."""
     return [Path(part).name if part.startswith("/") else part for part in given]
 
