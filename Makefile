@@ -17,7 +17,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-layout soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-layout soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -48,6 +48,9 @@ bench: build $(MODEL) ## prefill and decode speed of this engine
 
 bench-peers: build $(MODEL) ## this engine beside llama.cpp and ik_llama.cpp on the same weights (builds both once, up to an hour)
 	@$(PY) -m tools.bench.peers $(ARGS)
+
+bench-neighbour: build $(MODEL) ## decoding while another process burns a core, beside both peers
+	@$(PY) -m tools.bench.neighbour $(ARGS)
 
 bench-layout: build ## time the candidate weight layouts
 	@$(PY) -m tools.bench.layout $(ARGS)

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import os
+import platform
 
 # libgomp reads these once, when it is loaded. Documented meaning (GNU libgomp manual, "Environment
 # Variables"): OMP_WAIT_POLICY=passive makes waiting threads sleep, active makes them spin;
 # GOMP_SPINCOUNT is the number of spins before sleeping and overrides the policy's default (300,000 when
-# neither is set, 30 billion when active, 0 when passive). A spin is a pause instruction: 10,000 of them are
-# some tens of microseconds on the cores we know, which bridges the gap between two parallel regions of one
-# decoding step and then lets the core go, so that the event loop gets its turn on a two-core machine.
+# neither is set, 30 billion when active, 0 when passive). About 15 microseconds of spinning bridge most gaps
+# between two parallel regions of a decoding step. Longer spinning gains a few per cent on idle cores, and
+# beside a busy process it burns the time slices that the computing threads then lack (docs/BENCH.md). A spin
+# is a pause instruction, some 140 cycles on x86-64, and a loop of about 4 on Arm, where `yield` does nothing.
 # OMP_PROC_BIND=false lets the kernel scheduler move threads; binding is done by name, not by accident.
 # numpy's OpenBLAS and the tokenizers library have pools of their own, which we never use: neither is started.
 _OPENMP_DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "10000",
+    "GOMP_SPINCOUNT": "300" if platform.machine() == "x86_64" else "10000",
     "OMP_PROC_BIND": "false",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",

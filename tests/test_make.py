@@ -22,6 +22,7 @@ TARGETS = [
     "quality",
     "bench",
     "bench-peers",
+    "bench-neighbour",
     "bench-layout",
     "soak",
     "clean",

@@ -93,7 +93,7 @@ def _runner(
     if profile not in PROFILES:
         raise UsageError("unknown_profile", f"profile {profile!r} is not one of: {' '.join(PROFILES)}")
     threads = default_threads() if threads is None else threads
-    set_threads(threads)
+    set_threads(threads, yields=True)
     arch, spec = _checked(file)
     window = _window(context, spec.context)
     page_bytes = arch.page_bytes(spec, PROFILES[profile])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cecilia._kernels.buffer import PageList
+from cecilia._kernels.threads import begin_step
 from cecilia.state.pages import PagePool, PageTable
 
 
@@ -51,6 +52,7 @@ class Session:
         """
         first = len(self.tokens)
         self._pages.reserve(first + len(tokens))
+        begin_step()
         try:
             logits = self._model.forward(tokens, self._pages.pages, first, last_only=last_only)
         except BaseException:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import engines, layout, ours, peer_build, peers, system
+from tools.bench import engines, layout, neighbour, ours, peer_build, peers, system
 
 
 class Counter:
@@ -93,6 +93,29 @@ def test_tests_of_a_peer_in_one_process_or_two() -> None:
         ["-p", "0", "-n", "32", "-d", "7,8"],
     ]
     assert mainline._tests([1], []) == [["-p", "1", "-n", "0"]]
+
+
+def test_the_neighbour_is_there_during_the_disturbed_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour, "BUSY_LOOP", ["sleep", "1000"])
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+
+    class Probe:
+        name = "probe"
+
+        def speeds(self, *_: object) -> dict[str, float]:
+            return {neighbour.TEST: len(children.read_text().split()) - before}
+
+    before = len(children.read_text().split())
+    rates: dict[str, neighbour.Rates] = {"probe": {}}
+    neighbour.one_round([Probe()], rates)  # type: ignore[list-item]
+    assert rates["probe"] == {"1 thread": [0], "2 threads": [0], "2 threads, disturbed": [1]}
+    assert len(children.read_text().split()) == before
+
+
+def test_the_disturbed_rate_is_compared_with_one_thread() -> None:
+    rates = dict(zip(neighbour.CASES, ([10.0, 20.0, 30.0], [40.0], [16.0, 18.0, 20.0]), strict=True))
+    cells = "10.0 / 20.0 / 30.0 | 40.0 / 40.0 / 40.0 | 16.0 / 18.0 / 20.0"
+    assert neighbour.table({"x": rates})[-1] == f"| x | {cells} | 0.90 |"
 
 
 def test_a_process_that_fails_is_named_with_its_last_words() -> None:
