@@ -17,11 +17,11 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-layout soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-layout soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | grep -v '^  help' | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | grep -v '^  help' | expand -t 24
 
 run: build $(if $(filter --model --model=%,$(ARGS)),,$(MODEL)) ## serve the default model at http://127.0.0.1:9091
 	@exec $(PY) -m server $(ARGS)
@@ -51,6 +51,9 @@ bench-peers: build $(MODEL) ## this engine beside llama.cpp and ik_llama.cpp on 
 
 bench-neighbour: build $(MODEL) ## decoding while another process burns a core, beside both peers
 	@$(PY) -m tools.bench.neighbour $(ARGS)
+
+bench-quantisations: build $(MODEL) ## size, perplexity, KL and speed of every weight quantisation
+	@$(PY) -m tools.bench.quantisations $(ARGS)
 
 bench-layout: build ## time the candidate weight layouts
 	@$(PY) -m tools.bench.layout $(ARGS)

@@ -23,6 +23,7 @@ TARGETS = [
     "bench",
     "bench-peers",
     "bench-neighbour",
+    "bench-quantisations",
     "bench-layout",
     "soak",
     "clean",
