@@ -20,6 +20,7 @@ from cecilia.engine.load import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError, UsageError
 from tools.bench import engines, ours, system
 from tools.bench.engines import Engine, Pair, Speeds
+from tools.bench.random_models import SHAPES, random_pair
 
 LOG = engines.ROOT / "docs" / "BENCH.md"
 SMOLLM2 = Pair(ours.MODEL, ours.MODEL.parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -122,7 +123,14 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         action="append",
         metavar=("FILE.l3r", "FILE.gguf"),
-        help="the same weights twice; may be repeated (default: SmolLM2)",
+        help="the same weights twice; may be repeated (default: SmolLM2, and the --random ones)",
+    )
+    found.add_argument(
+        "--random",
+        nargs="+",
+        choices=SHAPES,
+        default=[],
+        help="models of these shapes with random weights, made on the first use",
     )
     found.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     for name in PEERS:
@@ -142,7 +150,7 @@ def _pairs(args: argparse.Namespace) -> list[Pair]:
     for path in (path for pair in pairs for path in (pair.model, pair.gguf)):
         if not path.is_file():
             raise UsageError("no_model", f"{path} is not there: python -m tools.fetch")
-    return pairs
+    return [*pairs, *(random_pair(name) for name in args.random)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -111,7 +111,7 @@ def mapped(source: GgufSource, arch: str, values: dict[str, Any]) -> list[Mapped
     """
     module = architecture(arch)
     wanted = {
-        _gguf_name(name): (name, spec) for name, spec in module.tensors(module.spec_from(values)).items()
+        gguf_name(name): (name, spec) for name, spec in module.tensors(module.spec_from(values)).items()
     }
     extra = sorted(source.tensors.keys() - wanted.keys())
     if extra:
@@ -135,7 +135,8 @@ def mapped(source: GgufSource, arch: str, values: dict[str, Any]) -> list[Mapped
     return found
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
+    """What GGUF calls the tensor `name` of ours."""
     for ours, theirs in _PARTS.items():
         name = name.replace(ours, theirs)
     return name
