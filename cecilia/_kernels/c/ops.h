@@ -19,7 +19,7 @@ void cec_gather_q4(const void *w, int r, int64_t K, float *out);
 void cec_gather_q4a(const void *w, int r, int64_t K, float *out);
 
 #if defined(__x86_64__)
-extern const cec_linear_ops cec_avx2_linear, cec_avx512vnni_linear;
+extern const cec_linear_ops cec_avx2_linear, cec_avx512vnni_linear, cec_avx512amx_linear;
 extern const cec_pointwise_ops cec_avx2_pointwise, cec_avx512vnni_pointwise;
 extern const cec_attention_ops cec_avx2_attention, cec_avx512vnni_attention;
 #elif defined(__aarch64__)

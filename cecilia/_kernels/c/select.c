@@ -5,6 +5,9 @@
 #include <stddef.h>
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "ops.h"
@@ -25,10 +28,19 @@ static int has_avx512vnni(void) {
            __builtin_cpu_supports("avx512vnni");
 }
 
+/* Linux saves the big tile registers only for a process that asked for them; its threads inherit the answer. */
+static int has_avx512amx(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+    return has_avx512vnni() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+}
+
 static const cec_table avx2 = {
     "avx2", has_avx2, &cec_avx2_linear, &cec_avx2_pointwise, &cec_avx2_attention, &cec_scalar_sampling};
 static const cec_table avx512vnni = {"avx512vnni", has_avx512vnni, &cec_avx512vnni_linear, &cec_avx512vnni_pointwise,
                                      &cec_avx512vnni_attention, &cec_scalar_sampling};
+static const cec_table avx512amx = {"avx512amx", has_avx512amx, &cec_avx512amx_linear, &cec_avx512vnni_pointwise,
+                                    &cec_avx512vnni_attention, &cec_scalar_sampling};
 #elif defined(__aarch64__)
 static int has_dotprod(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 
@@ -38,7 +50,7 @@ static const cec_table neon_dotprod = {"neon_dotprod", has_dotprod, &cec_neon_do
 
 const cec_table *const cec_tables[] = {
 #if defined(__x86_64__)
-    &avx512vnni, &avx2,
+    &avx512amx, &avx512vnni, &avx2,
 #elif defined(__aarch64__)
     &neon_dotprod,
 #endif
