@@ -12,16 +12,11 @@
 
 enum { TOKENS = 16, GROUPS = CEC_BLOCK / 4 };
 
-/* ---- tile registers: sums of even and odd blocks, activations, weights ---- */
+/* ---- tile registers, as macros because the intrinsics paste their numbers into names ---- */
 
-/* Macros, because the intrinsics paste their numbers into the names of registers. */
-#define SUM0 0
-#define SUM1 1
-#define X0 2
-#define X1 3
-#define W0 4
-#define W1 5
-enum { REGISTERS = 6 };
+#define SUM 0 /* [16 tokens][16 rows] int32 */
+#define X 1   /* [16 tokens][32] int8 */
+#define W 2   /* [32 / 4][16 rows][4] int8 */
 
 static inline void configure(void) {
     _Alignas(64) struct {
@@ -29,23 +24,14 @@ static inline void configure(void) {
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } shape = {.palette = 1};
-    for (int i = 0; i < REGISTERS; i++) {
-        shape.row_bytes[i] = i == X0 || i == X1 ? CEC_BLOCK : 64;
-        shape.rows[i] = i == W0 || i == W1 ? GROUPS : TOKENS;
-    }
+    shape.rows[SUM] = shape.rows[X] = TOKENS;
+    shape.rows[W] = GROUPS;
+    shape.row_bytes[SUM] = shape.row_bytes[W] = 64;
+    shape.row_bytes[X] = CEC_BLOCK;
     /* gcc 12 believes that _tile_loadconfig reads 8 of these 64 bytes. */
     __asm__ volatile("" : : "r"(&shape) : "memory");
     _tile_loadconfig(&shape);
 }
-
-#define MULTIPLY(SUM, X, W, x, K, w, to)                                                                               \
-    do {                                                                                                               \
-        _tile_zero(SUM);                                                                                               \
-        _tile_loadd(X, x, K);                                                                                          \
-        _tile_loadd(W, w, 64);                                                                                         \
-        _tile_dpbssd(SUM, X, W);                                                                                       \
-        _tile_stored(SUM, to, 64);                                                                                     \
-    } while (0)
 
 /* ---- a weight tile as signed bytes ---- */
 
@@ -76,14 +62,29 @@ static inline void expand(int format, const cec_packed *p, const cec_expanded *e
 
 typedef int32_t sums[TOKENS][CEC_TILE];
 
+/* The sums of block b of 16 tokens. */
+static inline void multiply_block(const int8_t *xq, int64_t K, const uint8_t *w, int64_t b, sums to) {
+    _tile_zero(SUM);
+    _tile_loadd(X, xq + b * CEC_BLOCK, K);
+    _tile_loadd(W, w + b * CEC_BLOCK * CEC_TILE, 64);
+    _tile_dpbssd(SUM, X, W);
+    _tile_stored(SUM, to, 64);
+}
+
 /* acc[i] = fma(d_w d_x, sum, acc[i]), the one rounding step of a block. */
 static inline __attribute__((always_inline)) void scale_block(__m512 acc[TOKENS], const sums s, const float *d,
                                                               const float *xd, int64_t blocks) {
     const __m512 dw = _mm512_load_ps(d);
+    /* Left alone, gcc keeps 16 pointers, most of them in memory. */
+    const float *four[4] = {xd, xd + 4 * blocks, xd + 8 * blocks, xd + 12 * blocks};
+    int64_t three = 3 * blocks;
+    __asm__("" : "+r"(four[0]), "+r"(four[1]), "+r"(four[2]), "+r"(four[3]), "+r"(three));
 #pragma GCC unroll 16
-    for (int i = 0; i < TOKENS; i++)
-        acc[i] = _mm512_fmadd_ps(_mm512_mul_ps(dw, _mm512_set1_ps(xd[i * blocks])),
+    for (int i = 0; i < TOKENS; i++) {
+        const float *at = four[i / 4] + (i % 4 == 3 ? three : i % 4 * blocks);
+        acc[i] = _mm512_fmadd_ps(_mm512_mul_ps(dw, _mm512_set1_ps(*at)),
                                  _mm512_cvtepi32_ps(_mm512_load_si512(s[i])), acc[i]);
+    }
 }
 
 static inline __attribute__((always_inline)) void add_minima(__m512 acc[TOKENS], const float *m, const float *xs,
@@ -108,20 +109,16 @@ static inline __attribute__((always_inline)) void sixteen(int format, const cec_
     const int64_t K = x->K, blocks = K / CEC_BLOCK;
     const int8_t *xq = x->q + t * K;
     const float *xd = x->d + t * blocks;
-    /* The sums of two blocks are scaled while those of the next two are computed. */
-    _Alignas(64) sums s[4];
+    _Alignas(64) sums s[2]; /* a block is scaled while the next is multiplied */
     __m512 acc[TOKENS];
 #pragma GCC unroll 16
     for (int i = 0; i < TOKENS; i++) acc[i] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < blocks + 2; b += 2) {
-        const int8_t *xb = xq + b * CEC_BLOCK;
-        const uint8_t *wb = e->q + b * CEC_BLOCK * CEC_TILE;
-        if (b < blocks) MULTIPLY(SUM0, X0, W0, xb, K, wb, s[b % 4]);
-        if (b + 1 < blocks) MULTIPLY(SUM1, X1, W1, xb + CEC_BLOCK, K, wb + CEC_BLOCK * CEC_TILE, s[b % 4 + 1]);
-        if (b == 0) continue;
-        scale_block(acc, s[(b - 2) % 4], e->d + (b - 2) * CEC_TILE, xd + b - 2, blocks);
-        if (b - 1 < blocks) scale_block(acc, s[(b - 2) % 4 + 1], e->d + (b - 1) * CEC_TILE, xd + b - 1, blocks);
+    multiply_block(xq, K, e->q, 0, s[0]);
+    for (int64_t b = 1; b < blocks; b++) {
+        multiply_block(xq, K, e->q, b, s[b % 2]);
+        scale_block(acc, s[(b - 1) % 2], e->d + (b - 1) * CEC_TILE, xd + b - 1, blocks);
     }
+    scale_block(acc, s[(blocks - 1) % 2], e->d + (blocks - 1) * CEC_TILE, xd + blocks - 1, blocks);
     if (format == CEC_Q4A_32) add_minima(acc, e->m, x->s + t * blocks, blocks);
     const __mmask16 k = (__mmask16)(0xffffu >> (CEC_TILE - rows));
 #pragma GCC unroll 16
