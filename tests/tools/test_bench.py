@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import engines, layout, neighbour, ours, peer_build, peers, system
+from tools.bench import engines, layout, neighbour, ours, peer_build, peers, quantisations, system
 
 
 class Counter:
@@ -48,6 +48,21 @@ def test_lists_of_numbers() -> None:
     for bad in ("0", "1,-2", "x"):
         with pytest.raises(ValueError, match=r"^0$|^1,-2$|invalid literal"):
             ours.numbers(bad)
+
+
+def test_nothing_is_done_less_than_once() -> None:
+    assert ours.times("3") == 3
+    for module, option in (
+        (ours, "--repeats"),
+        (peers, "--rounds"),
+        (neighbour, "--rounds"),
+        (quantisations, "--repeats"),
+        (quantisations, "--rows"),
+    ):
+        for bad in ("0", "-1"):
+            with pytest.raises(SystemExit) as error:
+                module.main([f"{option}={bad}"])
+            assert error.value.code == 2
 
 
 def round_of(probe: float, mine: float, peer: float, other: float = 1) -> peers.Round:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cecilia.engine.load import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError
-from tools.bench import engines, system
+from tools.bench import engines, ours, system
 from tools.bench.engines import Engine
 from tools.bench.peers import LOG, SMOLLM2, public, spread
 
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name in ("llama-cpp", "ik-llama-cpp"):
         found.add_argument(f"--{name}-build", type=Path, metavar="DIR", help="DIR/bin/llama-bench is built")
-    found.add_argument("--rounds", type=int, default=5)
+    found.add_argument("--rounds", type=ours.times, default=5)
     found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
     return found
 

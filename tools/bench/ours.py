@@ -25,7 +25,7 @@ import numpy as np  # noqa: E402
 
 from cecilia._kernels import isa  # noqa: E402
 from cecilia.engine.load import DEFAULT_PROFILE, load_runner  # noqa: E402
-from cecilia.errors import CeciliaError, UsageError  # noqa: E402
+from cecilia.errors import CeciliaError  # noqa: E402
 from tools.bench import system  # noqa: E402
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "smollm2-135m-instruct.l3r"
@@ -120,13 +120,21 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def times(text: str) -> int:
+    """How often to do something: a number of at least 1."""
+    found = int(text)
+    if found < 1:
+        raise ValueError(text)
+    return found
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="python -m tools.bench.ours", description="Speed of this engine.")
     found.add_argument("model", type=Path, nargs="?", default=MODEL, metavar="FILE.l3r")
     found.add_argument("--threads", type=int, default=2)
     found.add_argument("--profile", default=DEFAULT_PROFILE)
-    found.add_argument("--repeats", type=int, default=5)
+    found.add_argument("--repeats", type=times, default=5)
     found.add_argument("--prefill", type=numbers, default=list(PREFILL), metavar="N,N")
     found.add_argument("--depths", type=numbers, default=list(DEPTHS), metavar="N,N")
     found.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -137,8 +145,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; exit codes are those of cecilia.errors."""
     args = parser().parse_args(argv)
     try:
-        if args.repeats < 1:
-            raise UsageError("invalid_repeats", f"--repeats {args.repeats}: at least 1")
         found = run(
             args.model,
             profile=args.profile,

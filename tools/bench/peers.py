@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(option, type=Path, metavar="DIR", help=f"a built {name}: DIR/bin/llama-bench")
     found.add_argument("--profile", default=DEFAULT_PROFILE)
     found.add_argument("--threads", type=ours.numbers, default=[1, 2], metavar="N,N")
-    found.add_argument("--rounds", type=int, default=5)
+    found.add_argument("--rounds", type=ours.times, default=5)
     found.add_argument("--prefill", type=ours.numbers, default=list(PREFILL), metavar="N,N")
     found.add_argument("--depths", type=ours.numbers, default=list(DEPTHS), metavar="N,N")
     found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
@@ -158,8 +158,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     given = sys.argv[1:] if argv is None else list(argv)
     try:
-        if args.rounds < 1:
-            raise UsageError("invalid_rounds", f"--rounds {args.rounds}: at least 1")
         text = report(args, _pairs(args), " ".join(["python -m tools.bench.peers", *public(given)]))
     except CeciliaError as error:
         print(error, file=sys.stderr)

@@ -166,8 +166,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--gguf", type=Path, default=SMOLLM2.gguf)
     found.add_argument("--golden", type=Path, default=GOLDEN, metavar="G.npz", help="rows of token ids")
     found.add_argument("--llama-cpp-build", type=Path, metavar="DIR", help="DIR/bin/llama-quantize is built")
-    found.add_argument("--rows", type=int, metavar="N", help="only the first N rows")
-    found.add_argument("--repeats", type=int, default=5, help="rounds of the speeds")
+    found.add_argument("--rows", type=ours.times, metavar="N", help="only the first N rows")
+    found.add_argument("--repeats", type=ours.times, default=5, help="rounds of the speeds")
     found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
     return found
 
