@@ -46,7 +46,7 @@ EXTENSIONS = [
     extension("cecilia._kernels.isa", *sorted(glob(f"{KERNELS}/c/*.c"))),
     *(
         extension(f"cecilia._kernels.{name}")
-        for name in ("threads", "buffer", "linear", "pointwise", "attention", "sampling")
+        for name in ("threads", "buffer", "linear", "pointwise", "attention", "sampling", "delta")
     ),
     extension("cecilia.state.pages"),
 ]

@@ -29,6 +29,11 @@ cdef class Activations:
     cdef void put(self, int64_t row, const float *x) noexcept nogil
 
 
+cdef class Fixed:
+    cdef char *p
+    cdef readonly int64_t nbytes
+
+
 cdef class PageList:
     cdef char **pages
     cdef readonly int64_t count

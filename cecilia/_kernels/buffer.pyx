@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands: aligned memory with a shape, bound once and passed to kernels without any conversion."""
 
-from cpython.buffer cimport PyBUF_FORMAT
+from cpython.buffer cimport PyBUF_FORMAT, PyBuffer_FillInfo
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free, realloc
@@ -152,6 +152,27 @@ cdef class PageList:
         """Remove and return the last page; the list must not be empty."""
         self.count -= 1
         return self.pages[self.count]
+
+
+cdef class Fixed:
+    """The part of a sequence's state that does not grow with it: `nbytes` of zeroed memory, maybe none.
+
+    Layers address their share by an offset. `memoryview(fixed)` is a view of the bytes. Raises MemoryError.
+    """
+
+    def __cinit__(self, int64_t nbytes):
+        self.p = <char *>aligned_zeros(nbytes)
+        self.nbytes = nbytes
+
+    def __dealloc__(self):
+        free(self.p)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.p, self.nbytes, 0, flags)
+
+    def clear(self):
+        """Back to the state of an empty sequence: zeros."""
+        memset(self.p, 0, self.nbytes)
 
 
 def move_to_huge_pages(const unsigned char[::1] mapped):

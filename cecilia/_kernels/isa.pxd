@@ -64,6 +64,26 @@ cdef extern from "c/table.h" nogil:
                         double temperature, int32_t *ids, float *w) noexcept nogil
         int64_t (*draw)(const float *w, int64_t n, double u) noexcept nogil
 
+    ctypedef struct cec_delta_token:
+        const float *q
+        const float *k
+        const float *decay
+        float beta
+        float kq
+
+    ctypedef struct cec_delta_ops:
+        float (*dot)(const float *x, const float *y, int64_t n) noexcept nogil
+        float (*sigmoid)(float x) noexcept nogil
+        void (*conv)(const float *const *rows, const float *taps, int64_t channels, int64_t n,
+                     float *y) noexcept nogil
+        void (*unit)(float *x, int64_t n, float scale) noexcept nogil
+        void (*decay)(const float *f, const float *bias, float a, float lowest, int64_t n,
+                      float *d) noexcept nogil
+        void (*recur)(float *s, int64_t K, const cec_delta_token *tokens, int64_t T, const float *v,
+                      int64_t ldv, float *o, int64_t ldo) noexcept nogil
+        void (*output)(const float *o, const float *w, float eps, const float *z, int64_t n,
+                       float *y) noexcept nogil
+
     ctypedef struct cec_table:
         const char *name
         int (*usable)() noexcept nogil
@@ -71,6 +91,7 @@ cdef extern from "c/table.h" nogil:
         const cec_pointwise_ops *pointwise
         const cec_attention_ops *attention
         const cec_sampling_ops *sampling
+        const cec_delta_ops *delta
 
     const cec_table *cec_tables[]
 

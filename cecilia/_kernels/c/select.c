@@ -15,7 +15,14 @@
 static int always(void) { return 1; }
 
 static const cec_table scalar = {
-    "scalar", always, &cec_scalar_linear, &cec_scalar_pointwise, &cec_scalar_attention, &cec_scalar_sampling};
+    "scalar",
+    always,
+    &cec_scalar_linear,
+    &cec_scalar_pointwise,
+    &cec_scalar_attention,
+    &cec_scalar_sampling,
+    &cec_scalar_delta,
+};
 
 #if defined(__x86_64__)
 static int has_avx2(void) {
@@ -36,16 +43,44 @@ static int has_avx512amx(void) {
 }
 
 static const cec_table avx2 = {
-    "avx2", has_avx2, &cec_avx2_linear, &cec_avx2_pointwise, &cec_avx2_attention, &cec_scalar_sampling};
-static const cec_table avx512vnni = {"avx512vnni", has_avx512vnni, &cec_avx512vnni_linear, &cec_avx512vnni_pointwise,
-                                     &cec_avx512vnni_attention, &cec_scalar_sampling};
-static const cec_table avx512amx = {"avx512amx", has_avx512amx, &cec_avx512amx_linear, &cec_avx512vnni_pointwise,
-                                    &cec_avx512vnni_attention, &cec_scalar_sampling};
+    "avx2",
+    has_avx2,
+    &cec_avx2_linear,
+    &cec_avx2_pointwise,
+    &cec_avx2_attention,
+    &cec_scalar_sampling,
+    &cec_avx2_delta,
+};
+static const cec_table avx512vnni = {
+    "avx512vnni",
+    has_avx512vnni,
+    &cec_avx512vnni_linear,
+    &cec_avx512vnni_pointwise,
+    &cec_avx512vnni_attention,
+    &cec_scalar_sampling,
+    &cec_avx512vnni_delta,
+};
+static const cec_table avx512amx = {
+    "avx512amx",
+    has_avx512amx,
+    &cec_avx512amx_linear,
+    &cec_avx512vnni_pointwise,
+    &cec_avx512vnni_attention,
+    &cec_scalar_sampling,
+    &cec_avx512vnni_delta,
+};
 #elif defined(__aarch64__)
 static int has_dotprod(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 
-static const cec_table neon_dotprod = {"neon_dotprod", has_dotprod, &cec_neon_dotprod_linear,
-                                       &cec_neon_dotprod_pointwise, &cec_neon_dotprod_attention, &cec_scalar_sampling};
+static const cec_table neon_dotprod = {
+    "neon_dotprod",
+    has_dotprod,
+    &cec_neon_dotprod_linear,
+    &cec_neon_dotprod_pointwise,
+    &cec_neon_dotprod_attention,
+    &cec_scalar_sampling,
+    &cec_neon_dotprod_delta,
+};
 #endif
 
 const cec_table *const cec_tables[] = {

@@ -74,6 +74,31 @@ typedef struct {
     void (*merge)(float *M, float *L, float *O, float m, float l, const float *o, int64_t D);
 } cec_attention_ops;
 
+/* One token of one head as the recurrence sees it. */
+typedef struct {
+    const float *q, *k, *decay; /* [K] */
+    float beta, kq;             /* kq: sum of k[i] * q[i] */
+} cec_delta_token;
+
+/* Kimi Delta Attention of one head, K wide; K % 16 == 0. */
+typedef struct {
+    /* Sum of x[i] * y[i]; n % 16 == 0. */
+    float (*dot)(const float *x, const float *y, int64_t n);
+    float (*sigmoid)(float x); /* 1 / (1 + exp(-x)) */
+    /* y[i] = silu(sum over w of taps[w * channels + i] * rows[w][i]), w 0..3, the oldest row first. */
+    void (*conv)(const float *const *rows, const float *taps, int64_t channels, int64_t n, float *y);
+    /* x *= scale / sqrt(sum of x^2 + 1e-6), n % 16 == 0. */
+    void (*unit)(float *x, int64_t n, float scale);
+    /* d[i] = exp(lowest * sigmoid(a * (f[i] + bias[i]))). */
+    void (*decay)(const float *f, const float *bias, float a, float lowest, int64_t n, float *d);
+    /* The recurrence on 16 columns of the state S, s [K][16], for T >= 1 tokens; v and o [T][16], rows ldv, ldo apart:
+     *   S = diag(decay) S;  u = beta (v - S^T k);  S = S + k u^T;  o = S^T q, computed as (diag(decay) S)^T q + kq u. */
+    void (*recur)(float *s, int64_t K, const cec_delta_token *tokens, int64_t T, const float *v, int64_t ldv, float *o,
+                  int64_t ldo);
+    /* y[i] = o[i] / sqrt(mean(o^2) + eps) * w[i] * sigmoid(z[i]); n % 16 == 0; y may be o. */
+    void (*output)(const float *o, const float *w, float eps, const float *z, int64_t n, float *y);
+} cec_delta_ops;
+
 typedef struct {
     /* Index of the largest of n values, the lowest such index; -1 when any value is NaN or none is finite. */
     int64_t (*argmax)(const float *x, int64_t n);
@@ -99,6 +124,7 @@ typedef struct {
     const cec_pointwise_ops *pointwise;
     const cec_attention_ops *attention;
     const cec_sampling_ops *sampling;
+    const cec_delta_ops *delta;
 } cec_table;
 
 /* All tables of this build, best first, ended by NULL; the last one is scalar. */

@@ -44,5 +44,6 @@ void near_floats(suite *s, const char *name, const float *want, const float *got
 void linear_cases(suite *s);
 void attention_cases(suite *s);
 void pointwise_cases(suite *s);
+void delta_cases(suite *s);
 
 #endif

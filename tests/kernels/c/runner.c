@@ -23,6 +23,7 @@ int main(int argc, char **argv) {
     linear_cases(&s);
     attention_cases(&s);
     pointwise_cases(&s);
+    delta_cases(&s);
     printf("%d of %d cases differ\n", s.failures, s.cases);
     return s.failures > 0;
 }
