@@ -111,6 +111,7 @@ static inline void packed_half(int format, const cec_packed *p, int h, const cec
     const int32_t *xc = x->c + t * p->blocks;
     __m256 acc = _mm256_setzero_ps(), minima = _mm256_setzero_ps();
     for (int64_t b = 0; b < p->blocks; b++) {
+        if (h == 0) cec_prefetch(format, p, b);
         __m256i w[GROUPS];
         load_packed(format, p->q + b * cec_quant_bytes(format) + h * 32, w);
         const __m256 sum = _mm256_cvtepi32_ps(block_sum(format, w, xq + b * CEC_BLOCK, xc + b));

@@ -83,6 +83,7 @@ static inline void packed_tile(int format, const cec_packed *p, const cec_acts *
     __m512 acc = _mm512_setzero_ps(), minima = _mm512_setzero_ps();
     for (int64_t b = 0; b < p->blocks; b++) {
         __m512i w[GROUPS];
+        cec_prefetch(format, p, b);
         load_block(format, p->q + b * cec_quant_bytes(format), w);
         const __m512 sum = _mm512_cvtepi32_ps(block_sum(format, w, xq + b * CEC_BLOCK, xc + b));
         const __m512 scale = _mm512_mul_ps(halves(p->d + b * CEC_TILE), _mm512_set1_ps(xd[b]));
