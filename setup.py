@@ -46,7 +46,7 @@ EXTENSIONS = [
     extension("cecilia._kernels.isa", *sorted(glob(f"{KERNELS}/c/*.c"))),
     *(
         extension(f"cecilia._kernels.{name}")
-        for name in ("threads", "buffer", "linear", "pointwise", "attention", "sampling", "delta")
+        for name in ("threads", "buffer", "linear", "pointwise", "attention", "sampling", "delta", "experts")
     ),
     extension("cecilia.state.pages"),
 ]

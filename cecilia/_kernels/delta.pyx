@@ -133,7 +133,7 @@ cdef class Delta:
                   to + 2 * K)
         token.q, token.k, token.decay = to, to + K, to + 2 * K
         token.kq = ops.dot(to, to + K, K)
-        token.beta = ops.sigmoid(now[5 * self.width + h])
+        table().pointwise.sigmoid(now + 5 * self.width + h, 1, &token.beta)
 
     cdef void _recur(self, const cec_delta_ops *ops, float *s, int64_t h, int64_t block, int64_t T,
                      Activations out) noexcept nogil:

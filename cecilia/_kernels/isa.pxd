@@ -44,6 +44,7 @@ cdef extern from "c/table.h" nogil:
     ctypedef struct cec_pointwise_ops:
         void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y) noexcept nogil
         void (*swiglu)(const float *g, const float *u, int64_t n, float *y) noexcept nogil
+        void (*sigmoid)(const float *x, int64_t n, float *y) noexcept nogil
         void (*rope)(float *x, const float *cos, const float *sin, int64_t half) noexcept nogil
 
     const int CEC_HEAD_MAX
@@ -73,7 +74,6 @@ cdef extern from "c/table.h" nogil:
 
     ctypedef struct cec_delta_ops:
         float (*dot)(const float *x, const float *y, int64_t n) noexcept nogil
-        float (*sigmoid)(float x) noexcept nogil
         void (*conv)(const float *const *rows, const float *taps, int64_t channels, int64_t n,
                      float *y) noexcept nogil
         void (*unit)(float *x, int64_t n, float scale) noexcept nogil

@@ -31,11 +31,6 @@ cdef class Weight:
     Raises ValueError when data, shape and format do not agree: a model file was checked before.
     """
 
-    cdef const uint8_t[::1] data
-    cdef int code
-    cdef readonly str format
-    cdef readonly int64_t rows, cols
-
     def __cinit__(self, data, str format, int64_t rows, int64_t cols):
         self.data = memoryview(data).cast("B")
         self.format, self.rows, self.cols = format, rows, cols

@@ -14,8 +14,6 @@
 
 #define CEC_INLINE_DELTA static inline __attribute__((always_inline))
 
-static inline float cec_sigmoid(float x) { return 1 / (1 + cec_exp(-x)); }
-
 /* Sum of x[i] * y[i]; n % 16 == 0. */
 static float delta_dot(const float *x, const float *y, int64_t n) {
     float lane[CEC_LANES] = {0};
@@ -88,6 +86,6 @@ static void delta_recur(float *s, int64_t K, const cec_delta_token *tokens, int6
         for (int j = 0; j < CEC_LANES; j++) s[i * CEC_LANES + j] = fmaf(k[i], u[j], s[i * CEC_LANES + j]);
 }
 
-#define CEC_DELTA_OPS {delta_dot, cec_sigmoid, delta_conv, delta_unit, delta_decay, delta_recur, delta_output}
+#define CEC_DELTA_OPS {delta_dot, delta_conv, delta_unit, delta_decay, delta_recur, delta_output}
 
 #endif

@@ -27,4 +27,6 @@ static inline float cec_exp(float x) {
     return mantissa * cec_bits_f32((uint32_t)(exponent > 0 ? exponent : 0) << 23);
 }
 
+static inline float cec_sigmoid(float x) { return 1 / (1 + cec_exp(-x)); }
+
 #endif

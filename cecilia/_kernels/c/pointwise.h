@@ -25,6 +25,10 @@ static void swiglu(const float *g, const float *u, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i++) y[i] = g[i] / (1 + cec_exp(-g[i])) * u[i];
 }
 
+static void sigmoid(const float *x, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i++) y[i] = cec_sigmoid(x[i]);
+}
+
 static void rope(float *restrict x, const float *restrict cos, const float *restrict sin, int64_t half) {
     for (int64_t i = 0; i < half; i++) {
         const float a = x[i], b = x[i + half];

@@ -47,6 +47,8 @@ typedef struct {
     void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *y);
     /* y[i] = silu(g[i]) * u[i]; y may be g or u. */
     void (*swiglu)(const float *g, const float *u, int64_t n, float *y);
+    /* y[i] = 1 / (1 + exp(-x[i])); y may be x. */
+    void (*sigmoid)(const float *x, int64_t n, float *y);
     /* Rotate pairs (x[i], x[i + half]) by the angle whose cos[i], sin[i] are given, in place; half = D / 2. */
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half);
 } cec_pointwise_ops;
@@ -84,7 +86,6 @@ typedef struct {
 typedef struct {
     /* Sum of x[i] * y[i]; n % 16 == 0. */
     float (*dot)(const float *x, const float *y, int64_t n);
-    float (*sigmoid)(float x); /* 1 / (1 + exp(-x)) */
     /* y[i] = silu(sum over w of taps[w * channels + i] * rows[w][i]), w 0..3, the oldest row first. */
     void (*conv)(const float *const *rows, const float *taps, int64_t channels, int64_t n, float *y);
     /* x *= scale / sqrt(sum of x^2 + 1e-6), n % 16 == 0. */

@@ -38,6 +38,18 @@ static void swiglu_case(suite *s, random_source *r, int64_t n, int awkward) {
     same_floats(s, name, want, got, n);
 }
 
+static void sigmoid_case(suite *s, random_source *r, int64_t n) {
+    char name[64];
+    float *x = room(n * 4);
+    fill_floats(r, x, n, 20);
+    for (int64_t i = 0; i < n; i += 3) x[i] = AWKWARD[i % AWKWARDS];
+    float *want = copy(x, n), *got = copy(x, n);
+    s->scalar->pointwise->sigmoid(want, n, want);
+    s->tested->pointwise->sigmoid(got, n, got);
+    snprintf(name, sizeof name, "sigmoid n=%d", (int)n);
+    same_floats(s, name, want, got, n);
+}
+
 static void rope_case(suite *s, random_source *r, int64_t half) {
     char name[64];
     float *x = room(half * 8), *c = room(half * 4), *sine = room(half * 4);
@@ -60,6 +72,7 @@ void pointwise_cases(suite *s) {
         rmsnorm_case(s, &r, LENGTHS[i], 1e30f);
         swiglu_case(s, &r, LENGTHS[i], 0);
         swiglu_case(s, &r, LENGTHS[i], 1);
+        sigmoid_case(s, &r, LENGTHS[i]);
         rope_case(s, &r, LENGTHS[i]);
         forget_rooms();
     }
