@@ -10,13 +10,13 @@ import json
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cecilia
 from cecilia.config import set_openmp_environment
 from cecilia.errors import CeciliaError, ModelFileError
 from server import log
-from server.config import Config, colour_wanted, read_command_line
+from server.config import CommandLine, Config, colour_wanted, read_command_line
 
 if TYPE_CHECKING:
     from server.service import Progress
@@ -30,7 +30,7 @@ def main() -> int:
         # Before anything pulls in numpy or a kernel, whose thread libraries read their settings once.
         set_openmp_environment()
         if command.action == "print_config":
-            print(json.dumps(command.describe(), indent=2))
+            print(json.dumps(_described(command), indent=2))
         elif command.action == "version":
             print(_version())
         elif command.action == "check":
@@ -45,6 +45,18 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0
     return 0
+
+
+def _described(command: CommandLine) -> dict[str, Any]:
+    """The settings and, if the model file is there, what the attention cache takes with each recipe."""
+    described: dict[str, Any] = dict(command.describe())
+    config = command.config
+    if Path(config.model).is_file():
+        from cecilia.engine.load import PROFILES
+        from cecilia.engine.window import cache_costs
+
+        described["cache"] = cache_costs(config.model, config.context, PROFILES)
+    return described
 
 
 def _serve(config: Config) -> None:
@@ -70,6 +82,7 @@ def load_engine(config: Config, progress: Progress) -> Engine:
         profile=config.profile,
         weights=config.weights,
         context=config.context,
+        force_context=config.force_context,
         threads=config.threads,
         progress=progress,
     )

@@ -111,6 +111,7 @@ def _memory(config: Config) -> str:
         config.model,
         profile=config.profile,
         context=config.context,
+        force_context=config.force_context,
         threads=config.threads,
         weights=config.weights,
     )

@@ -58,6 +58,12 @@ def _weights(value: str) -> str:
     return value
 
 
+def _yes_no(value: str) -> bool:
+    if value not in ("yes", "no"):
+        raise ValueError("must be yes or no")
+    return value == "yes"
+
+
 def _setting(default: Any, parse: Callable[[str], Any], text: str) -> Any:
     return field(default=default, metadata={"parse": parse, "help": text})
 
@@ -72,6 +78,9 @@ class Config:
     model_id: str | None = _setting(None, _text, "name of the model in the API; default: the file's name")
     context: int | None = _setting(
         None, _context, "window in tokens, e.g. 4096, 4K, 64Ki; default: the model's"
+    )
+    force_context: bool = _setting(
+        False, _yes_no, "yes: take a window whose cache does not fit into memory now"
     )
     threads: int | None = _setting(None, _threads, "compute threads; default: chosen from the cores")
     profile: str = _setting("int8-v1", _profile, f"cache recipe: {', '.join(PROFILES)}")
@@ -138,7 +147,8 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for item in fields(Config):
-        default = "" if item.default in (None, MISSING) else f" (default: {item.default})"
+        shown = "no" if item.default is False else item.default
+        default = "" if shown in (None, MISSING) else f" (default: {shown})"
         parser.add_argument(_flag(item.name), metavar=item.name.upper(), help=item.metadata["help"] + default)
     actions = {
         "print_config": "print the settings and where each comes from, as JSON, and exit",

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cecilia import errors
+from server.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(page for pattern in ("*.md", "docs/*.md", "models/*.md") for page in ROOT.glob(pattern))
@@ -89,9 +90,13 @@ def test_the_flag_table_is_that_of_the_parser() -> None:
 
 def test_the_defaults_are_those_of_the_parser() -> None:
     printed = {flag: default for flag, default, _ in table("Flags")}
-    for name, setting in json.loads(server("--print-config")).items():
+    settings = json.loads(server("--print-config", "--model", "models/there-is-none.l3r"))
+    assert settings.pop("model")["source"] == "flag"
+    assert printed["--model"] == Config().model
+    for name, setting in settings.items():
         if setting["value"] is not None:
-            assert printed["--" + name.replace("_", "-")] == str(setting["value"])
+            shown = "no" if setting["value"] is False else str(setting["value"])
+            assert printed["--" + name.replace("_", "-")] == shown
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,13 @@ from cecilia.engine import memory
 from cecilia.engine.cpus import default_threads
 from cecilia.engine.generate import Engine
 from cecilia.engine.runner import Runner
+from cecilia.engine.window import cache_bytes, choose_window, require_recipe
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.l3r import ModelFile, open_model
 from cecilia.formats.l3r_layout import naming
 from cecilia.formats.residency import MODES, HugePages, Progress, choose, tensor_bytes, touch
 from cecilia.layers.weights import Weights
-from cecilia.state.pages import POSITIONS, PagePool
+from cecilia.state.pages import PagePool
 from cecilia.text.chat import ChatTemplate
 from cecilia.text.tokenizer import Tokenizer
 
@@ -29,7 +30,6 @@ PROFILES = {"int8-v1": "int8", "bf16-v1": "bf16", "f32": "f32"}
 """KV recipe of each profile. The name stands for exact bytes: another arithmetic needs another name."""
 
 DEFAULT_PROFILE = "int8-v1"
-DEFAULT_CONTEXT = 8192
 # Prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel.
 DEFAULT_CHUNK = 512
 # More weights than this move to huge pages while the engine is idle: the first answer must not wait for them.
@@ -45,11 +45,13 @@ def load(
     weights: str = "auto",
     progress: Progress | None = None,
     verify: bool = False,
+    force_context: bool = False,
 ) -> Engine:
     """Load a model for chat; to be called on the thread that will compute.
 
     `context`: tokens in the window; by default the model's own, at most 8192. `threads`: by default one for
     each of the fastest CPUs. `weights`: "mmap", "hugepage" or "auto", see cecilia.formats.residency.
+    `force_context`: take a window although its cache does not fit now; requests are still refused one by one.
     `verify`: compare all data with its digests first. `progress` is told the fraction that is in memory.
     Raises ModelFileError, MemoryLimitError `insufficient_memory`, DeviceError `huge_pages_unavailable` and
     UsageError `unknown_profile`, `unknown_weights_mode`, `invalid_context`, `context_too_large`,
@@ -57,7 +59,9 @@ def load(
     """
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path, verify=verify))
-        runner = _runner(file, profile, context, threads, weights, progress or _silent)
+        runner = _runner(
+            file, profile, context, threads, weights, progress or _silent, force_context=force_context
+        )
         with naming(file.path):
             tokenizer, template = _text(file, runner.vocab)
         hints = architecture(file.metadata["architecture"]).HINTS
@@ -73,11 +77,12 @@ def load_runner(
     context: int | None = None,
     threads: int | None = None,
     weights: str = "auto",
+    force_context: bool = False,
 ) -> Runner:
     """Load a model for token ids only; the file needs no tokenizer. Arguments and errors as for `load`."""
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path))
-        runner = _runner(file, profile, context, threads, weights, _silent)
+        runner = _runner(file, profile, context, threads, weights, _silent, force_context=force_context)
         on_error.pop_all()
     return runner
 
@@ -89,16 +94,20 @@ def _runner(
     threads: int | None,
     weights: str,
     report: Progress,
+    *,
+    force_context: bool,
 ) -> Runner:
     if profile not in PROFILES:
         raise UsageError("unknown_profile", f"profile {profile!r} is not one of: {' '.join(PROFILES)}")
     threads = default_threads() if threads is None else threads
     set_threads(threads, yields=True)
     arch, spec = _checked(file)
-    window = _window(context, spec.context)
+    window = choose_window(context, spec.context)
+    require_recipe(window, profile, PROFILES)
     page_bytes = arch.page_bytes(spec, PROFILES[profile])
-    limit = page_bytes * -(-window // POSITIONS)
-    memory.require({"weights": tensor_bytes(file.tensors), f"KV cache of {window} tokens": limit})
+    limit = cache_bytes(page_bytes, window)
+    cache = {} if force_context else {f"KV cache of {window} tokens": limit}
+    memory.require({"weights": tensor_bytes(file.tensors)} | cache)
     huge = _place_weights(file, weights, report)
     model = _bind(arch, spec, file, PROFILES[profile], min(DEFAULT_CHUNK, window))
     pool = PagePool(page_bytes, limit)
@@ -127,16 +136,6 @@ def _checked(file: ModelFile) -> tuple[Architecture[Any], Spec]:
         spec = arch.spec_from(file.metadata["hyper"])
         check_tensors(arch.tensors(spec), file.tensors)
     return arch, spec
-
-
-def _window(wanted: int | None, limit: int) -> int:
-    if wanted is None:
-        return min(limit, DEFAULT_CONTEXT)
-    if wanted < 1:
-        raise UsageError("invalid_context", f"a context of {wanted} tokens")
-    if wanted > limit:
-        raise UsageError("context_too_large", f"a context of {wanted} tokens; this model's limit is {limit}")
-    return wanted
 
 
 def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: int) -> Model:

@@ -22,6 +22,11 @@ def available(meminfo: Path = MEMINFO) -> int:
     raise MemoryLimitError("memory_unknown", f"{meminfo} has no MemAvailable")
 
 
+def fits(nbytes: int) -> bool:
+    """Whether `nbytes` more can be had, with the reserve kept free."""
+    return nbytes <= available() - RESERVE
+
+
 def require(needs: Mapping[str, int]) -> None:
     """Check that the sum of the named byte counts fits. Raises MemoryLimitError `insufficient_memory`."""
     free = available()

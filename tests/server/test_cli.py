@@ -16,6 +16,7 @@ import pytest
 from cecilia.errors import ModelFileError
 from server import check
 from server.config import Config
+from tools.make_tiny import make_tiny
 
 MISSING = "models/there-is-none.l3r"
 
@@ -82,6 +83,15 @@ def test_print_config(root: Path) -> None:
     assert settings["context"] == {"value": 65536, "source": "flag"}
     assert settings["port"] == {"value": 1234, "source": "env"}
     assert settings["host"] == {"value": "127.0.0.1", "source": "default"}
+
+
+def test_print_config_shows_what_the_cache_costs(root: Path, tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "tiny.l3r", context=4096)
+    done = run(root, "--print-config", "--context", "4K", "--model", str(model))
+    assert (done.returncode, done.stderr) == (0, "")
+    cache = json.loads(done.stdout)["cache"]
+    # 2 layers, keys and values, 2 KV heads of 16 f32
+    assert cache["recipes"]["f32"]["window_bytes"] == 4096 * 2 * 2 * 2 * 16 * 4
 
 
 def test_version(root: Path) -> None:

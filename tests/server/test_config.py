@@ -43,9 +43,13 @@ def test_flag_over_environment_over_default() -> None:
     assert described["context"] == {"value": None, "source": "default"}
 
 
-@pytest.mark.parametrize("name", ["host", "port", "model", "model_id", "context", "threads", "profile"])
+@pytest.mark.parametrize(
+    "name", ["host", "port", "model", "model_id", "context", "threads", "profile", "force_context"]
+)
 def test_every_setting_has_an_environment_twin(name: str) -> None:
-    value = {"port": "7", "context": "4K", "threads": "3", "profile": "f32"}.get(name, "x")
+    value = {"port": "7", "context": "4K", "threads": "3", "profile": "f32", "force_context": "yes"}.get(
+        name, "x"
+    )
     by_flag = read_command_line(["--" + name.replace("_", "-"), value], {})
     by_env = read_command_line([], {"CECILIA_" + name.upper(): value})
     assert by_flag.config == by_env.config
@@ -73,7 +77,7 @@ def test_contexts(text: str, tokens: int) -> None:
     [("context", value) for value in ("0", "-1", "4M", "4.5K", "K", "64KB", "\u0664K", "", "9999999999")]
     + [("port", value) for value in ("65536", "-1", "http", "")]
     + [("threads", value) for value in ("0", "65", "two")]
-    + [("profile", "int4"), ("host", ""), ("model-id", "a\nb")],
+    + [("profile", "int4"), ("host", ""), ("model-id", "a\nb"), ("force-context", "maybe")],
 )
 def test_bad_values_name_the_flag(flag: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"--{flag} must be") as caught:

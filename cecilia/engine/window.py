@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens a session may hold, and what a cache of so many takes with each recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cecilia.arch import architecture
+from cecilia.engine import memory
+from cecilia.errors import UsageError
+from cecilia.formats.l3r import open_model
+from cecilia.formats.l3r_layout import naming
+from cecilia.formats.residency import tensor_bytes
+from cecilia.state.pages import POSITIONS
+
+DEFAULT_CONTEXT = 8192
+LONGEST = 256 << 10  # tokens in the window of any recipe
+LONGEST_OF = {"bf16-v1": 64 << 10}  # recipes that end earlier
+
+
+def longest(profile: str) -> int:
+    """The most tokens in a window of recipe `profile`."""
+    return LONGEST_OF.get(profile, LONGEST)
+
+
+def choose_window(wanted: int | None, limit: int) -> int:
+    """The window of a model whose own is `limit`: as wanted, or the model's up to DEFAULT_CONTEXT.
+
+    Raises UsageError `invalid_context` and `context_too_large`.
+    """
+    if wanted is None:
+        return min(limit, DEFAULT_CONTEXT)
+    if wanted < 1:
+        raise UsageError("invalid_context", f"a context of {wanted} tokens")
+    if wanted > limit:
+        raise UsageError("context_too_large", f"a context of {wanted} tokens; this model's limit is {limit}")
+    return wanted
+
+
+def require_recipe(window: int, profile: str, profiles: Mapping[str, str]) -> None:
+    """Refuse a window the recipe is not made for. Raises UsageError `context_too_large`."""
+    if window > longest(profile):
+        others = " ".join(name for name in profiles if longest(name) >= window) or "none"
+        raise UsageError(
+            "context_too_large",
+            f"a context of {window} tokens; profile {profile} ends at {longest(profile)}, "
+            f"profiles for this one: {others}",
+        )
+
+
+def cache_bytes(page_bytes: int, window: int) -> int:
+    """Bytes of the pages of a full window."""
+    return page_bytes * -(-window // POSITIONS)
+
+
+def cache_costs(
+    path: str | os.PathLike[str], context: int | None, profiles: Mapping[str, str]
+) -> dict[str, Any]:
+    """What each recipe would take for the window `context` of the model file `path`, which is not loaded.
+
+    `recipes`: bytes per token and of the full window, the longest window, and whether this one can be had now
+    beside the weights. `smallest`: the recipe whose window takes least. Raises ModelFileError, UsageError.
+    """
+    with open_model(path) as file, naming(file.path):
+        arch = architecture(file.metadata["architecture"])
+        spec = arch.spec_from(file.metadata["hyper"])
+        weights = tensor_bytes(file.tensors)
+    window = choose_window(context, spec.context)
+    recipes: dict[str, dict[str, Any]] = {}
+    for profile, kv in profiles.items():
+        page = arch.page_bytes(spec, kv)
+        total = cache_bytes(page, window)
+        most = min(longest(profile), spec.context)
+        recipes[profile] = {
+            "bytes_per_token": page // POSITIONS,
+            "window_bytes": total,
+            "longest_window": most,
+            "fits": window <= most and memory.fits(weights + total),
+        }
+    return {
+        "window": window,
+        "weights_bytes": weights,
+        "recipes": recipes,
+        "smallest": min(recipes, key=lambda name: int(recipes[name]["window_bytes"])),
+    }

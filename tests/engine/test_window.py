@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows: which there are, what they cost, and that only used pages cost anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cecilia.engine import memory
+from cecilia.engine.load import PROFILES, load_runner
+from cecilia.engine.window import cache_costs
+from cecilia.errors import MemoryLimitError, UsageError
+from tools.make_tiny import make_tiny
+
+NATIVE = 256 << 10
+VALUES = 2 * 2 * 2 * 16  # a token's: layers, K and V, KV heads, head width
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("window") / "wide.l3r", context=NATIVE)
+
+
+def test_costs(wide: Path) -> None:
+    costs = cache_costs(wide, 128 << 10, PROFILES)
+    assert (costs["window"], costs["smallest"]) == (128 << 10, "int8-v1")
+    per_token = {name: recipe["bytes_per_token"] for name, recipe in costs["recipes"].items()}
+    assert (per_token["f32"], per_token["bf16-v1"]) == (4 * VALUES, 2 * VALUES)
+    assert per_token["int8-v1"] == VALUES + 4 * VALUES // 16  # a f32 scale for each vector of a head
+    assert costs["recipes"]["f32"]["window_bytes"] == (128 << 10) * 4 * VALUES
+    fits = {name: recipe["fits"] for name, recipe in costs["recipes"].items()}
+    assert fits == {"int8-v1": True, "bf16-v1": False, "f32": True}
+
+
+def test_bf16_ends_at_64k(wide: Path) -> None:
+    load_runner(wide, profile="bf16-v1", context=64 << 10, threads=1).close()
+    with pytest.raises(UsageError, match=r"context_too_large.*bf16-v1 ends at 65536.*int8-v1 f32"):
+        load_runner(wide, profile="bf16-v1", context=(64 << 10) + 1, threads=1)
+
+
+def test_a_long_window_costs_nothing_until_it_is_filled(wide: Path) -> None:
+    runner = load_runner(wide, context=128 << 10, threads=1)
+    assert runner.pool.allocated == 0
+    runner.feed([1] * 65)
+    assert runner.pool.allocated == 2
+    runner.close()
+
+
+def test_a_window_that_does_not_fit_can_be_forced(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: memory.RESERVE + (8 << 20))
+    assert not cache_costs(wide, NATIVE, PROFILES)["recipes"]["int8-v1"]["fits"]
+    with pytest.raises(MemoryLimitError, match=r"KV cache of 262144 tokens 40\.0 MiB"):
+        load_runner(wide, context=NATIVE, threads=1)
+    load_runner(wide, context=NATIVE, threads=1, force_context=True).close()
