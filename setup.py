@@ -46,7 +46,17 @@ EXTENSIONS = [
     extension("cecilia._kernels.isa", *sorted(glob(f"{KERNELS}/c/*.c"))),
     *(
         extension(f"cecilia._kernels.{name}")
-        for name in ("threads", "buffer", "linear", "pointwise", "attention", "sampling", "delta", "experts")
+        for name in (
+            "threads",
+            "buffer",
+            "linear",
+            "pointwise",
+            "attention",
+            "sampling",
+            "delta",
+            "experts",
+            "mla",
+        )
     ),
     extension("cecilia.state.pages"),
 ]

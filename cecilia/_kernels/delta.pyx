@@ -8,10 +8,10 @@ each of which takes the tokens one by one. So the bytes do not depend on chunks 
 from cython.parallel cimport parallel, prange
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from cecilia._kernels.buffer cimport Activations, Fixed, Matrix, Vector
+from cecilia._kernels.buffer cimport Activations, Fixed, Matrix, Vector, aligned_zeros
 from cecilia._kernels.isa cimport (
     CEC_ALIGN, CEC_HEAD_MAX, cec_delta_ops, cec_delta_token, cec_round_up, table,
 )
@@ -23,6 +23,27 @@ cdef enum:
     # Rough speeds of one thread, used only to decide how many threads a region deserves.
     PREPARED_PER_NANOSECOND = 1
     STATE_VALUES_PER_NANOSECOND = 4
+
+
+# Room for what one call prepares of each (head, token). All layers share it: one engine thread calls them.
+cdef float *work = NULL  # [heads * capacity][4 K]: q, k, decay, v
+cdef cec_delta_token *prepared = NULL  # [heads * capacity]
+cdef int64_t work_values = 0, prepared_rows = 0
+
+
+cdef int reserve_workspace(int64_t rows, int64_t head_dim) except -1:
+    global work, work_values, prepared, prepared_rows
+    if rows * 4 * head_dim > work_values:
+        free(work)
+        work, work_values = NULL, 0
+        work = <float *>aligned_zeros(rows * 4 * head_dim * sizeof(float))
+        work_values = rows * 4 * head_dim
+    if rows > prepared_rows:
+        free(prepared)
+        prepared, prepared_rows = NULL, 0
+        prepared = <cec_delta_token *>aligned_zeros(rows * sizeof(cec_delta_token))
+        prepared_rows = rows
+    return 0
 
 
 def state_bytes(int64_t heads, int64_t head_dim):
@@ -45,8 +66,6 @@ cdef class Delta:
     cdef Matrix taps  # [4, 3 P]
     cdef Vector a, dt_bias, norm
     cdef float eps, lowest
-    cdef Matrix work          # [heads * capacity, 4 K]: q, k, decay and v of a head's tokens
-    cdef cec_delta_token *tokens  # [heads][capacity]
 
     def __cinit__(self, *, int64_t heads, int64_t head_dim, Vector conv not None, Vector a not None,
                   Vector dt_bias not None, Vector norm not None, float eps, float lower_bound, int64_t offset,
@@ -66,13 +85,7 @@ cdef class Delta:
         self.offset, self.capacity, self.eps, self.lowest = offset, capacity, eps, lower_bound
         self.taps = _by_tap(conv)
         self.a, self.dt_bias, self.norm = a, dt_bias, norm
-        self.work = Matrix(heads * capacity, 4 * head_dim)
-        self.tokens = <cec_delta_token *>calloc(heads * capacity, sizeof(cec_delta_token))
-        if self.tokens == NULL:
-            raise MemoryError("delta tokens")
-
-    def __dealloc__(self):
-        free(self.tokens)
+        reserve_workspace(heads * capacity, head_dim)
 
     def __call__(self, Matrix x not None, Fixed state not None, int64_t tokens, Activations out not None):
         """Take `tokens` more tokens; x [T, 5 P + heads]: q, k, v, f, z and b of each, as projected.
@@ -116,8 +129,8 @@ cdef class Delta:
                        int64_t t) noexcept nogil:
         """q, k, v, decay and beta of one head and token."""
         cdef int64_t K = self.head_dim, part, w, at
-        cdef float *to = self.work.p + (h * self.capacity + t) * 4 * K
-        cdef cec_delta_token *token = self.tokens + h * self.capacity + t
+        cdef float *to = work + (h * self.capacity + t) * 4 * K
+        cdef cec_delta_token *token = prepared + h * self.capacity + t
         cdef const float *sources[TAPS]
         cdef float *targets[3]
         targets[0], targets[1], targets[2] = to, to + K, to + 3 * K
@@ -138,8 +151,8 @@ cdef class Delta:
     cdef void _recur(self, const cec_delta_ops *ops, float *s, int64_t h, int64_t block, int64_t T,
                      Activations out) noexcept nogil:
         cdef int64_t K = self.head_dim, at = block * COLUMNS
-        ops.recur(s + (h * K + at) * K, K, self.tokens + h * self.capacity, T,
-                  self.work.p + h * self.capacity * 4 * K + 3 * K + at, 4 * K,
+        ops.recur(s + (h * K + at) * K, K, prepared + h * self.capacity, T,
+                  work + h * self.capacity * 4 * K + 3 * K + at, 4 * K,
                   out.f + h * K + at, self.width)
 
     cdef void _keep_rows(self, Matrix x, float *rows, int64_t T) noexcept nogil:

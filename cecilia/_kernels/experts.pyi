@@ -16,6 +16,14 @@ class GroupRouter:
     def __init__(self, bias: Vector, *, groups: int, groups_used: int, scale: float) -> None: ...
     def __call__(self, logits: Matrix, tokens: int, routes: Routes) -> None: ...
 
+class ExpertBuffers:
+    cols: int
+    ff: int
+    shared_ff: int
+    used: int
+    capacity: int
+    def __init__(self, *, cols: int, ff: int, shared_ff: int, used: int, capacity: int) -> None: ...
+
 class Experts:
     experts: int
     used: int
@@ -31,8 +39,7 @@ class Experts:
         down: Sequence[Weight],
         *,
         shared: tuple[Weight, Weight, Weight] | None = None,
-        used: int,
-        capacity: int,
+        buffers: ExpertBuffers,
     ) -> None: ...
     def __call__(self, x: Activations, routes: Routes, y: Matrix) -> None: ...
 

@@ -182,10 +182,32 @@ cdef struct Codes:
     int64_t down_bytes
 
 
+cdef class ExpertBuffers:
+    """Room for one call's rows, shared by all layers; widths as in Experts, shared_ff 0 without a shared one.
+
+    Rows are quantised too where their width allows it. Raises ValueError.
+    """
+
+    cdef readonly int64_t cols, ff, shared_ff, used, capacity
+    cdef Activations gathered, hidden, shared_hidden
+    cdef Matrix gate_up, shared_gate_up
+
+    def __cinit__(self, *, int64_t cols, int64_t ff, int64_t shared_ff, int64_t used, int64_t capacity):
+        if min(cols, ff, used, capacity) < 1 or shared_ff < 0:
+            raise ValueError(f"buffers of {cols}, {ff}, {shared_ff} for {capacity} x {used} rows")
+        cdef int64_t rows = capacity * used, inner = max(shared_ff, 1)
+        self.cols, self.ff, self.shared_ff, self.used, self.capacity = cols, ff, shared_ff, used, capacity
+        self.gathered = Activations(rows, cols, ints=cols % CEC_BLOCK == 0)
+        self.gate_up = Matrix(rows, 2 * ff)
+        self.hidden = Activations(rows, ff, ints=ff % CEC_BLOCK == 0)
+        self.shared_gate_up = Matrix(capacity, 2 * inner)
+        self.shared_hidden = Activations(capacity, inner, ints=inner % CEC_BLOCK == 0)
+
+
 cdef class Experts:
     """Experts gate, up [F, D] and down [D, F], and maybe a shared one of its own F; each role in one format.
 
-    A call takes at most `capacity` tokens, of each of which `used` experts are chosen. Raises ValueError.
+    A call takes as many tokens as `buffers` hold and chooses as many experts for each. Raises ValueError.
     """
 
     cdef readonly int64_t experts, used, capacity, ff, shared_ff, cols
@@ -195,38 +217,40 @@ cdef class Experts:
     cdef Operands *of         # [E]
     cdef Operands shared
     cdef Codes codes, shared_codes
-    cdef Activations gathered, hidden, shared_hidden
+    cdef Activations gathered, hidden, shared_hidden  # of the buffers
     cdef Matrix gate_up, shared_gate_up
     cdef int64_t room         # bytes of scratch that a tile needs
 
-    def __cinit__(self, gate, up, down, *, shared=None, int64_t used, int64_t capacity):
+    def __cinit__(self, gate, up, down, *, shared=None, ExpertBuffers buffers not None):
         cdef int64_t e
         cdef Weight w_up, w_down, w = gate[0]
         self.experts, self.ff, self.cols = len(gate), w.rows, w.cols
-        if not 1 <= used <= self.experts <= MOST_EXPERTS or capacity < 1:
-            raise ValueError(f"{used} of {self.experts} experts, capacity {capacity}")
+        if not buffers.used <= self.experts <= MOST_EXPERTS:
+            raise ValueError(f"{buffers.used} of {self.experts} experts")
         self.weights = [gate, up, down, shared]
-        self.used, self.capacity = used, capacity
+        self.used, self.capacity = buffers.used, buffers.capacity
+        self.gathered, self.hidden = buffers.gathered, buffers.hidden
+        self.shared_hidden = buffers.shared_hidden
+        self.gate_up, self.shared_gate_up = buffers.gate_up, buffers.shared_gate_up
         self.of = <Operands *>calloc(self.experts, sizeof(Operands))
         if self.of == NULL:
             raise MemoryError("experts")
         for e in range(self.experts):
             self.of[e] = self._operands(gate[e], up[e], down[e], self.ff, &self.codes, e > 0)
         self.ints = self.codes.gate > 1 or self.codes.up > 1
-        cdef int64_t rows = capacity * used
-        self.gathered = Activations(rows if capacity > 1 else 1, self.cols, ints=self.ints)
-        self.gate_up = Matrix(rows, 2 * self.ff)
-        self.hidden = Activations(rows, self.ff, ints=self.codes.down > 1)
         if shared is not None:
             self.has_shared = True
             self.shared_ff = (<Weight>shared[0]).rows
             w, w_up, w_down = shared
             self.shared = self._operands(w, w_up, w_down, self.shared_ff, &self.shared_codes, False)
             self.ints = self.ints or self.shared_codes.gate > 1 or self.shared_codes.up > 1
-            self.shared_gate_up = Matrix(capacity, 2 * self.shared_ff)
-            self.shared_hidden = Activations(capacity, self.shared_ff, ints=self.shared_codes.down > 1)
+        if (buffers.cols, buffers.ff, buffers.shared_ff) != (self.cols, self.ff, self.shared_ff):
+            raise ValueError(
+                f"buffers of {buffers.cols}, {buffers.ff} and {buffers.shared_ff} for experts of "
+                f"{self.cols}, {self.ff} and {self.shared_ff}"
+            )
         self.room = cec_tile_scratch(max(self.cols, self.ff, self.shared_ff))
-        reserve_scratch(self.room + capacity * CEC_TILE * sizeof(float))
+        reserve_scratch(self.room + self.capacity * CEC_TILE * sizeof(float))
 
     def __dealloc__(self):
         free(self.of)
@@ -294,8 +318,8 @@ cdef class Experts:
         if first == last:
             return
         if routes.tokens > 1:
-            self._two_tiles(ops, &self.of[e], &self.codes, &self.gathered.acts, first, last, tile, self.ff,
-                            self.gate_up.p)
+            self._two_tiles(ops, &self.of[e], &self.codes, &self.gathered.acts, first, last, tile,
+                            self.ff, self.gate_up.p)
         else:  # every row is the one token
             self._two_tiles(ops, &self.of[e], &self.codes, &x.acts, 0, 1, tile, self.ff,
                             self.gate_up.p + first * 2 * self.ff)
@@ -339,22 +363,23 @@ cdef class Experts:
             first, last = routes.starts[e], routes.starts[e + 1]
             if first == last:
                 continue
-            ops.tile[self.codes.down](self.of[e].down + tile * self.codes.down_bytes, &self.hidden.acts,
-                                      first, last, rows, part - first * CEC_TILE, CEC_TILE, 0, room)
+            ops.tile[self.codes.down](self.of[e].down + tile * self.codes.down_bytes,
+                                      &self.hidden.acts, first, last, rows,
+                                      part - first * CEC_TILE, CEC_TILE, 0, room)
             for i in range(last - first):
                 for j in range(rows):
                     to[routes.row_tokens[first + i] * y.cols + j] += part[i * CEC_TILE + j]
         if self.has_shared:
             ops.tile[self.shared_codes.down](self.shared.down + tile * self.shared_codes.down_bytes,
-                                             &self.shared_hidden.acts, 0, routes.tokens, rows, to, y.cols, 1,
-                                             room)
+                                             &self.shared_hidden.acts, 0, routes.tokens, rows, to,
+                                             y.cols, 1, room)
 
 
 cdef void copy_row(Activations x, int64_t token, Activations to, int64_t row) noexcept nogil:
-    """Copy a token's activations, quantised too if `to` is, to a row of its expert."""
+    """Copy a token's activations, quantised too if both are, to a row of its expert."""
     cdef int64_t K = x.cols, blocks = x.cols // CEC_BLOCK
     memcpy(to.f + row * K, x.f + token * K, K * sizeof(float))
-    if to.q != NULL:
+    if to.q != NULL and x.q != NULL:
         memcpy(to.q + row * K, x.q + token * K, K)
         memcpy(to.d + row * blocks, x.d + token * blocks, blocks * sizeof(float))
         memcpy(to.s + row * blocks, x.s + token * blocks, blocks * sizeof(float))

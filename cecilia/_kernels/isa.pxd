@@ -46,6 +46,7 @@ cdef extern from "c/table.h" nogil:
         void (*swiglu)(const float *g, const float *u, int64_t n, float *y) noexcept nogil
         void (*sigmoid)(const float *x, int64_t n, float *y) noexcept nogil
         void (*rope)(float *x, const float *cos, const float *sin, int64_t half) noexcept nogil
+        void (*rope_pairs)(float *x, const float *cos, const float *sin, int64_t half) noexcept nogil
 
     const int CEC_HEAD_MAX
 
@@ -54,7 +55,7 @@ cdef extern from "c/table.h" nogil:
         void (**store_v)(const float *x, int64_t D, void *part, int slot) noexcept nogil
         float (*quantize_query)(const float *x, int64_t D, int8_t *q) noexcept nogil
         void (**partial)(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                         const void *vpart, int64_t D, const int32_t *valid, float *m, float *l,
+                         const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l,
                          float *o) noexcept nogil
         void (*merge)(float *M, float *L, float *O, float m, float l, const float *o,
                       int64_t D) noexcept nogil

@@ -14,17 +14,18 @@ cdef enum:
 
 
 def rmsnorm(Matrix x not None, Vector weight not None, float eps, Activations out not None, int64_t tokens,
-            *, int64_t first=0):
-    """out[t] = z / sqrt(mean(z^2) + eps) * weight of z = x[first + t], for t < tokens. Raises ValueError."""
-    cdef int64_t t, cols = x.cols
+            *, int64_t first=0, int64_t column=0):
+    """out[t] = z / sqrt(mean(z^2) + eps) * weight of z = x[first + t], for t < tokens; as many columns as the
+    weight has, from `column` on. Raises ValueError."""
+    cdef int64_t t, cols = weight.size
     cdef int threads = team(tokens * cols // VALUES_PER_NANOSECOND)
     cdef const cec_pointwise_ops *ops = table().pointwise
     if tokens < 0 or first < 0 or first + tokens > x.rows or tokens > out.rows:
         raise ValueError(f"rows {first} to {first + tokens} of {x.rows} into {out.rows}")
-    if weight.size != cols or out.cols != cols:
-        raise ValueError(f"a norm of {weight.size} from {cols} into {out.cols} columns")
+    if column < 0 or column + cols > x.cols or out.cols != cols:
+        raise ValueError(f"a norm of {cols} from {x.cols} columns after {column} into {out.cols}")
     for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
-        ops.rmsnorm(x.p + (first + t) * cols, weight.p, eps, cols, out.f + t * cols)
+        ops.rmsnorm(x.p + (first + t) * x.cols + column, weight.p, eps, cols, out.f + t * cols)
         out.put(t, out.f + t * cols)
 
 
@@ -66,3 +67,26 @@ def add_bias(Matrix x not None, Vector bias not None, int64_t tokens):
     for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
         for i in range(n):
             x.p[t * stride + i] += bias.p[i]
+
+
+def gate_heads(Activations x not None, Matrix gates not None, int64_t tokens, *, int64_t column,
+               int64_t heads):
+    """x[t], head by head, *= sigmoid(gates[t, column + head]), for t < tokens. Raises ValueError."""
+    cdef int64_t t
+    cdef int threads = team(tokens * x.cols // VALUES_PER_NANOSECOND)
+    if not 0 <= tokens <= min(x.rows, gates.rows) or heads < 1 or x.cols % heads:
+        raise ValueError(f"{tokens} tokens of {x.rows} x {x.cols} in {heads} heads, gates {gates.rows}")
+    if column < 0 or column + heads > gates.cols:
+        raise ValueError(f"gates {column} to {column + heads} of {gates.cols}")
+    for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
+        gate_row(x.f + t * x.cols, gates.p + t * gates.cols + column, heads, x.cols // heads)
+        x.put(t, x.f + t * x.cols)
+
+
+cdef void gate_row(float *x, const float *gates, int64_t heads, int64_t width) noexcept nogil:
+    cdef int64_t h, i
+    cdef float gate
+    for h in range(heads):
+        table().pointwise.sigmoid(gates + h, 1, &gate)
+        for i in range(width):
+            x[h * width + i] = x[h * width + i] * gate

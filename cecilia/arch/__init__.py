@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from cecilia.arch import llama, qwen2, qwen3
+from cecilia.arch import ling3, llama, qwen2, qwen3
 from cecilia.arch.base import Architecture
 from cecilia.errors import ModelFileError
 
-ARCHITECTURES: dict[str, Architecture[Any]] = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
+ARCHITECTURES: dict[str, Architecture[Any]] = {
+    "ling3": ling3,
+    "llama": llama,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+}
 
 
 def architecture(name: object) -> Architecture[Any]:

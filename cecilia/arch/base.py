@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cecilia._kernels.buffer import PageList
 from cecilia.errors import ModelFileError
 from cecilia.formats.l3r import TensorEntry
 from cecilia.formats.quant import FORMATS
 from cecilia.layers.weights import Weights
+from cecilia.state.state import State
 
 MAX_INTEGER = 2**31 - 1
 
@@ -56,12 +56,12 @@ class Model(Protocol):
     def chunk(self) -> int: ...
 
     def forward(
-        self, tokens: Sequence[int], pages: PageList, first: int, *, last_only: bool
+        self, tokens: Sequence[int], state: State, first: int, *, last_only: bool
     ) -> NDArray[np.float32]:
         """Evaluate tokens [T] at positions first, first + 1 ... and return logits f32 [T, V].
 
-        `pages` covers first + T positions and holds the first `first`. With `last_only`: [1, V], a view that
-        the next call overwrites.
+        `state` holds the first `first` positions, and its pages have room for T more. With `last_only`:
+        [1, V], a view that the next call overwrites.
         """
 
 
@@ -82,6 +82,9 @@ class Architecture(Protocol[S]):
     def page_bytes(self, spec: S, kv: str) -> int:
         """Bytes of a KV page, before anything is bound: what a context will cost."""
 
+    def state_bytes(self, spec: S) -> int:
+        """Bytes of a sequence's state that do not grow with it; 0 when there is none."""
+
     def bind(self, spec: S, weights: Weights, *, kv: str, chunk: int) -> Model:
         """The model over checked weights, with a KV cache of format `kv` (f32, bf16, int8)."""
 
@@ -100,10 +103,13 @@ def matrix(rows: int, cols: int, layer: int = -1) -> TensorSpec:
 D = TypeVar("D")
 
 
-def parse_hyper(cls: type[D], hyper: Mapping[str, object]) -> D:
+def parse_hyper(
+    cls: type[D], hyper: Mapping[str, object], *, zero: Sequence[str] = (), negative: Sequence[str] = ()
+) -> D:
     """Fill the dataclass `cls` of int (1 .. 2**31 - 1), float (finite, above 0) and bool fields from `hyper`.
 
-    Raises ModelFileError `bad_hyper` for an unknown or missing key and for a value of another type or range.
+    The ints named in `zero` may be 0, and the floats named in `negative` are below 0 instead. Raises
+    ModelFileError `bad_hyper` for an unknown or missing key and for a value of another type or range.
     """
     known = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
     for key in sorted(hyper.keys() - known.keys()):
@@ -112,7 +118,10 @@ def parse_hyper(cls: type[D], hyper: Mapping[str, object]) -> D:
     for key, kind in known.items():
         if key not in hyper:
             raise bad_hyper(key, "is missing")
-        if not _is_valid(kind, hyper[key]):
+        value = hyper[key]
+        if key in negative and isinstance(value, int | float):
+            value = -value
+        if not (_is_valid(kind, value) or (key in zero and value == 0 and type(value) is int)):
             raise bad_hyper(key, f"is {str(hyper[key])[:40]!r}, expected a {kind} within its range")
         values[key] = float(hyper[key]) if kind == "float" else hyper[key]  # type: ignore[arg-type]
     return cls(**values)

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from cecilia._kernels import attention
 from cecilia._kernels.attention import Attention
-from cecilia._kernels.buffer import Activations, Matrix, PageList
+from cecilia._kernels.buffer import Activations, Matrix
 from cecilia._kernels.linear import Linear
 from cecilia._kernels.pointwise import add_bias, rmsnorm, rmsnorm_heads, swiglu
 from cecilia.arch.base import TensorSpec, bad_hyper, matrix, parse_hyper, vector
 from cecilia.layers.rope import Rope
 from cecilia.layers.weights import Weights
+from cecilia.state.state import State
 
 HEAD_ROWS = (
     16  # tokens whose logits are computed together: V is large, so they are never all held for a chunk
@@ -105,6 +106,11 @@ def page_bytes(spec: DenseSpec, kv: str) -> int:
     return spec.layers * _layer_page_bytes(spec, kv)
 
 
+def state_bytes(_spec: DenseSpec) -> int:
+    """None: attention keeps everything in pages."""
+    return 0
+
+
 def _layer_page_bytes(spec: DenseSpec, kv: str) -> int:
     return attention.page_bytes(kv, spec.kv_heads, spec.head_dim)
 
@@ -178,7 +184,7 @@ class Dense:
         self._logits_view = np.asarray(self._logits)
 
     def forward(
-        self, tokens: Sequence[int], pages: PageList, first: int, *, last_only: bool
+        self, tokens: Sequence[int], state: State, first: int, *, last_only: bool
     ) -> NDArray[np.float32]:
         """Logits f32 [T, V] of tokens [T] at positions first, first + 1 ...; see `base.Model`."""
         n, x, eps, rope = len(tokens), self._x, self._spec.norm_eps, self._rope
@@ -188,7 +194,7 @@ class Dense:
             rmsnorm(x, layer.input_norm, eps, self._h, n)
             layer.qkv(self._h, n, self._qkv)
             self._adjust_heads(layer, n)
-            layer.attention(self._qkv, rope.cos, rope.sin, pages, first, n, self._attended)
+            layer.attention(self._qkv, rope.cos, rope.sin, state.pages, first, n, self._attended)
             layer.o(self._attended, n, x, add=True)
             rmsnorm(x, layer.mlp_norm, eps, self._h, n)
             layer.gate_up(self._h, n, self._gate_up)

@@ -19,6 +19,7 @@ VARIANT = dense.Variant(qk_norm=True)
 
 spec_from = dense.spec_from
 page_bytes = dense.page_bytes
+state_bytes = dense.state_bytes
 
 
 def tensors(spec: dense.DenseSpec) -> dict[str, TensorSpec]:

@@ -106,12 +106,26 @@ def _runner(
     require_recipe(window, profile, PROFILES)
     page_bytes = arch.page_bytes(spec, PROFILES[profile])
     limit = cache_bytes(page_bytes, window)
-    cache = {} if force_context else {f"KV cache of {window} tokens": limit}
-    memory.require({"weights": tensor_bytes(file.tensors)} | cache)
+    state_bytes = arch.state_bytes(spec)
+    needs = {"weights": tensor_bytes(file.tensors)}
+    if state_bytes:
+        needs["recurrent state"] = state_bytes
+    if not force_context:
+        needs[f"KV cache of {window} tokens"] = limit
+    memory.require(needs)
     huge = _place_weights(file, weights, report)
     model = _bind(arch, spec, file, PROFILES[profile], min(DEFAULT_CHUNK, window))
     pool = PagePool(page_bytes, limit)
-    return Runner(file, model, pool, vocab=spec.vocab, context=window, threads=threads, huge=huge)
+    return Runner(
+        file,
+        model,
+        pool,
+        vocab=spec.vocab,
+        context=window,
+        threads=threads,
+        state_bytes=state_bytes,
+        huge=huge,
+    )
 
 
 def _place_weights(file: ModelFile, mode: str, report: Progress) -> HugePages | None:

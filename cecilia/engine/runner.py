@@ -32,6 +32,7 @@ class Runner:
         vocab: int,
         context: int,
         threads: int,
+        state_bytes: int = 0,
         huge: HugePages | None = None,
     ) -> None:
         self.file = file
@@ -42,7 +43,7 @@ class Runner:
         self._huge = huge
         self.pool = pool
         self.chunk = model.chunk
-        self.session = Session(model, pool)
+        self.session = Session(model, pool, state_bytes)
 
     def settle(self, *, steps: int | None = None) -> bool:
         """Move weights that are to be in huge pages: all, or `steps` slices. Returns whether all are there.

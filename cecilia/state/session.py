@@ -9,26 +9,32 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cecilia._kernels.buffer import PageList
+from cecilia._kernels.buffer import Fixed
 from cecilia._kernels.threads import begin_step
 from cecilia.state.pages import PagePool, PageTable
+from cecilia.state.state import State
 
 
 class Forward(Protocol):
     """What a session needs of a model."""
 
     def forward(
-        self, tokens: Sequence[int], pages: PageList, first: int, *, last_only: bool
+        self, tokens: Sequence[int], state: State, first: int, *, last_only: bool
     ) -> NDArray[np.float32]: ...
 
 
 class Session:
-    """`tokens` are those whose state is held, at positions 0, 1, 2 ...; an error leaves them as they were."""
+    """`tokens` are those whose state is held, at positions 0, 1, 2 ...
 
-    def __init__(self, model: Forward, pool: PagePool) -> None:
+    An error leaves them as they were; with `state_bytes`, a state of fixed size that cannot be taken back, an
+    error in the model leaves none.
+    """
+
+    def __init__(self, model: Forward, pool: PagePool, state_bytes: int = 0) -> None:
         self.tokens: list[int] = []
         self._model = model
         self._pages = PageTable(pool)
+        self._state = State(self._pages.pages, Fixed(state_bytes))
 
     def reusable(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` need not be evaluated again. Never the last one: its logits are wanted."""
@@ -37,6 +43,8 @@ class Session:
             if held != wanted:
                 break
             common += 1
+        if self._state.fixed.nbytes and common < len(self.tokens):
+            return 0
         return self._pages.reusable(common, len(self.tokens))
 
     def sync(self, tokens: Sequence[int]) -> int:
@@ -54,9 +62,9 @@ class Session:
         self._pages.reserve(first + len(tokens))
         begin_step()
         try:
-            logits = self._model.forward(tokens, self._pages.pages, first, last_only=last_only)
+            logits = self._model.forward(tokens, self._state, first, last_only=last_only)
         except BaseException:
-            self._truncate(first)
+            self._truncate(0 if self._state.fixed.nbytes else first)
             raise
         self.tokens.extend(tokens)
         return logits
@@ -66,5 +74,7 @@ class Session:
         self._truncate(0)
 
     def _truncate(self, count: int) -> None:
+        if count == 0:
+            self._state.fixed.clear()
         del self.tokens[count:]
         self._pages.truncate(count)

@@ -10,7 +10,7 @@ import pytest
 
 from cecilia._kernels import isa, threads
 from cecilia._kernels.buffer import Activations, Matrix, Vector
-from cecilia._kernels.experts import Experts, Grouped, GroupRouter, Routes
+from cecilia._kernels.experts import ExpertBuffers, Experts, Grouped, GroupRouter, Routes
 from cecilia._kernels.linear import Linear, Weight
 from cecilia._kernels.pointwise import swiglu
 from cecilia.formats import quant
@@ -71,8 +71,12 @@ class Block:
         found.load(x)
         return found
 
+    def buffers(self, capacity: int) -> ExpertBuffers:
+        ff, shared = self.gate[0].rows, SHARED if self.shared else 0
+        return ExpertBuffers(cols=D, ff=ff, shared_ff=shared, used=self.used, capacity=capacity)
+
     def run(self, x: np.ndarray, logits: np.ndarray, chunk: int) -> np.ndarray:
-        block = Experts(self.gate, self.up, self.down, shared=self.shared, used=self.used, capacity=chunk)
+        block = Experts(self.gate, self.up, self.down, shared=self.shared, buffers=self.buffers(chunk))
         router = GroupRouter(Vector(np.zeros(self.experts, np.float32)), groups=1, groups_used=1, scale=2.5)
         routes = Routes(experts=self.experts, used=self.used, capacity=chunk)
         out = []
@@ -230,9 +234,10 @@ def test_grouped_layers(fmt: str) -> None:
 
 
 def test_wrong_operands() -> None:
-    block = Block("q4_32")
+    block = Block("q4_32", shared=False)
     x, _ = case(4, 12)
-    good = Experts(block.gate, block.up, block.down, used=3, capacity=4)
+    buffers = block.buffers(4)
+    good = Experts(block.gate, block.up, block.down, buffers=buffers)
     routes = Routes(experts=12, used=2, capacity=4)
     with pytest.raises(ValueError, match="made for 3 of 12"):
         good(block.acts(x), routes, Matrix(4, D))
@@ -240,12 +245,15 @@ def test_wrong_operands() -> None:
     with pytest.raises(ValueError, match="into 80 columns"):
         good(block.acts(x), routes, Matrix(4, 80))
     with pytest.raises(ValueError, match="expected 64"):
-        Experts(block.gate, block.up, block.gate, used=3, capacity=4)
+        Experts(block.gate, block.up, block.gate, buffers=buffers)
+    many = ExpertBuffers(cols=D, ff=64, shared_ff=0, used=13, capacity=4)
     with pytest.raises(ValueError, match="13 of 12 experts"):
-        Experts(block.gate, block.up, block.down, used=13, capacity=4)
+        Experts(block.gate, block.up, block.down, buffers=many)
+    with pytest.raises(ValueError, match="buffers of 96, 64 and 64"):
+        Experts(block.gate, block.up, block.down, buffers=Block("q4_32").buffers(4))
     other = Block("q8_32")
     with pytest.raises(ValueError, match="beside others"):
-        Experts([*block.gate[:-1], other.gate[-1]], block.up, block.down, used=3, capacity=4)
+        Experts([*block.gate[:-1], other.gate[-1]], block.up, block.down, buffers=buffers)
     with pytest.raises(ValueError, match="no two best"):
         GroupRouter(Vector(np.zeros(4, np.float32)), groups=4, groups_used=2, scale=1.0)
     with pytest.raises(ValueError, match="beside q4_32"):

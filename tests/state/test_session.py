@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cecilia._kernels.buffer import PageList
 from cecilia.errors import MemoryLimitError
 from cecilia.state.pages import PagePool
 from cecilia.state.session import Session
+from cecilia.state.state import State
 
 
 class Recorder:
@@ -23,17 +23,19 @@ class Recorder:
         self.error: BaseException | None = None
 
     def forward(
-        self, tokens: Sequence[int], pages: PageList, first: int, *, last_only: bool
+        self, tokens: Sequence[int], state: State, first: int, *, last_only: bool
     ) -> NDArray[np.float32]:
         if self.error is not None:
             raise self.error
-        self.calls.append((list(tokens), first, len(pages)))
+        self.calls.append((list(tokens), first, len(state.pages)))
+        if state.fixed.nbytes:
+            memoryview(state.fixed)[0] += 1  # how often it was changed
         return np.zeros((1 if last_only else len(tokens), 4), np.float32)
 
 
-def make(pages: int = 8) -> tuple[Recorder, PagePool, Session]:
+def make(pages: int = 8, state_bytes: int = 0) -> tuple[Recorder, PagePool, Session]:
     model, pool = Recorder(), PagePool(64, 64 * pages)
-    return model, pool, Session(model, pool)
+    return model, pool, Session(model, pool, state_bytes)
 
 
 def test_evaluate_appends_at_the_next_position() -> None:
@@ -98,3 +100,33 @@ def test_no_memory_leaves_the_session_as_it_was() -> None:
     assert (len(model.calls), len(session.tokens), pool.in_use) == (1, 100, 2)
     session.evaluate([2] * 28)
     assert len(session.tokens) == 128
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "reused"),
+    [
+        ([1, 2, 3], [1, 2, 3, 4], 3),
+        ([1, 2, 3], [1, 2, 3], 0),  # the last one is wanted again, and the state cannot be taken back
+        ([1, 2, 3], [1, 2, 9, 4], 0),
+        ([1, 2, 3], [1, 2], 0),
+    ],
+)
+def test_a_recurrent_state_is_kept_whole_or_not_at_all(
+    held: list[int], wanted: list[int], reused: int
+) -> None:
+    _, _, session = make(state_bytes=64)
+    session.evaluate(held)
+    assert session.sync(wanted) == reused
+    assert session.tokens == held[:reused]
+    assert memoryview(session._state.fixed)[0] == (1 if reused else 0)
+
+
+def test_an_error_in_the_model_takes_a_recurrent_state_with_it() -> None:
+    model, pool, session = make(state_bytes=64)
+    session.evaluate([1, 2])
+    model.error = RuntimeError("no")
+    with pytest.raises(RuntimeError, match="no"):
+        session.evaluate([3])
+    assert session.tokens == []
+    assert pool.in_use == 0
+    assert not any(memoryview(session._state.fixed))

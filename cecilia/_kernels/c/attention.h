@@ -130,16 +130,16 @@ typedef void (*cec_int_values)(const uint8_t hi[][CEC_PAGE], const uint8_t lo[][
 typedef void (*cec_float_values)(const float e[][CEC_PAGE], int n, int64_t D, const void *v, int p0, int p1, float *o);
 
 CEC_INLINE void cec_partial_int8(cec_int_scores scores, cec_int_values values, const int8_t *q, const float *qd,
-                                 int64_t n, const void *kpart, const void *vpart, int64_t D, const int32_t *valid,
-                                 float *m, float *l, float *o) {
-    const float *kd = cec_part_scales(kpart, D), *vd = cec_part_scales(vpart, D);
+                                 int64_t n, const void *kpart, const void *vpart, int64_t K, int64_t V,
+                                 const int32_t *valid, float *m, float *l, float *o) {
+    const float *kd = cec_part_scales(kpart, K), *vd = cec_part_scales(vpart, V);
     int32_t sums[CEC_ROWS][CEC_PAGE], dots[CEC_ROWS * CEC_HEAD_MAX];
     uint8_t hi[CEC_ROWS][CEC_PAGE], lo[CEC_ROWS][CEC_PAGE];
     float step[CEC_ROWS], e[CEC_PAGE];
     for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
         const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
         int last = 0;
-        scores(q + r0 * D, rows, D, kpart, sums);
+        scores(q + r0 * K, rows, K, kpart, sums);
         for (int r = 0; r < rows; r++) {
             const int count = valid[r0 + r];
             for (int p = 0; p < CEC_PAGE; p++) e[p] = (float)sums[r][p] * (qd[r0 + r] * kd[p]);
@@ -147,29 +147,29 @@ CEC_INLINE void cec_partial_int8(cec_int_scores scores, cec_int_values values, c
             step[r] = cec_split_weights(e, vd, count, hi[r], lo[r]);
             last = count > last ? count : last;
         }
-        values((const uint8_t(*)[CEC_PAGE])hi, (const uint8_t(*)[CEC_PAGE])lo, rows, D, vpart, (last + 3) / 4, dots);
+        values((const uint8_t(*)[CEC_PAGE])hi, (const uint8_t(*)[CEC_PAGE])lo, rows, V, vpart, (last + 3) / 4, dots);
         for (int r = 0; r < rows; r++)
-            for (int64_t d = 0; d < D; d++) o[(r0 + r) * D + d] = step[r] * (float)dots[r * D + d];
+            for (int64_t d = 0; d < V; d++) o[(r0 + r) * V + d] = step[r] * (float)dots[r * V + d];
     }
 }
 
 CEC_INLINE void cec_partial_float(cec_float_scores scores, cec_float_values values, const float *q, int64_t n,
-                                  const void *kpart, const void *vpart, int64_t D, const int32_t *valid, float *m,
-                                  float *l, float *o) {
+                                  const void *kpart, const void *vpart, int64_t K, int64_t V, const int32_t *valid,
+                                  float *m, float *l, float *o) {
     float e[CEC_ROWS][CEC_PAGE];
-    memset(o, 0, (size_t)(n * D) * sizeof *o);
+    memset(o, 0, (size_t)(n * V) * sizeof *o);
     for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
         const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
         int common = CEC_PAGE; /* positions that count for every row; the rest is each row's own */
-        scores(q + r0 * D, rows, D, kpart, e);
+        scores(q + r0 * K, rows, K, kpart, e);
         for (int r = 0; r < rows; r++) {
             cec_softmax(e[r], valid[r0 + r], &m[r0 + r], &l[r0 + r]);
             common = valid[r0 + r] < common ? valid[r0 + r] : common;
         }
-        values((const float(*)[CEC_PAGE])e, rows, D, vpart, 0, common, o + r0 * D);
+        values((const float(*)[CEC_PAGE])e, rows, V, vpart, 0, common, o + r0 * V);
         for (int r = 0; r < rows; r++)
             if (common < valid[r0 + r])
-                values((const float(*)[CEC_PAGE])&e[r], 1, D, vpart, common, valid[r0 + r], o + (r0 + r) * D);
+                values((const float(*)[CEC_PAGE])&e[r], 1, V, vpart, common, valid[r0 + r], o + (r0 + r) * V);
     }
 }
 

@@ -19,18 +19,18 @@ static void values_bf16(const float e[][CEC_PAGE], int n, int64_t D, const void 
 }
 
 static void partial_f32(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                        const void *vpart, int64_t D, const int32_t *valid, float *m, float *l, float *o) {
-    cec_partial_float(scores_f32, values_f32, qf, n, kpart, vpart, D, valid, m, l, o);
+                        const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l, float *o) {
+    cec_partial_float(scores_f32, values_f32, qf, n, kpart, vpart, K, V, valid, m, l, o);
 }
 
 static void partial_bf16(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                         const void *vpart, int64_t D, const int32_t *valid, float *m, float *l, float *o) {
-    cec_partial_float(scores_bf16, values_bf16, qf, n, kpart, vpart, D, valid, m, l, o);
+                         const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l, float *o) {
+    cec_partial_float(scores_bf16, values_bf16, qf, n, kpart, vpart, K, V, valid, m, l, o);
 }
 
 static void partial_int8(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                         const void *vpart, int64_t D, const int32_t *valid, float *m, float *l, float *o) {
-    cec_partial_int8(scores_int8, values_int8, qi, qd, n, kpart, vpart, D, valid, m, l, o);
+                         const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l, float *o) {
+    cec_partial_int8(scores_int8, values_int8, qi, qd, n, kpart, vpart, K, V, valid, m, l, o);
 }
 
 #define CEC_ATTENTION_OPS                            \

@@ -6,5 +6,5 @@
 #include "ops.h"
 #include "pointwise.h"
 
-const cec_pointwise_ops cec_avx2_pointwise = {rmsnorm, swiglu, sigmoid, rope};
+const cec_pointwise_ops cec_avx2_pointwise = {rmsnorm, swiglu, sigmoid, rope, rope_pairs};
 #endif

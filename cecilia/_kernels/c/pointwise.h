@@ -29,6 +29,14 @@ static void sigmoid(const float *x, int64_t n, float *y) {
     for (int64_t i = 0; i < n; i++) y[i] = cec_sigmoid(x[i]);
 }
 
+static void rope_pairs(float *restrict x, const float *restrict cos, const float *restrict sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cos[i] - b * sin[i];
+        x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+}
+
 static void rope(float *restrict x, const float *restrict cos, const float *restrict sin, int64_t half) {
     for (int64_t i = 0; i < half; i++) {
         const float a = x[i], b = x[i + half];

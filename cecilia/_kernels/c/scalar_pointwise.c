@@ -4,4 +4,4 @@
 #include "ops.h"
 #include "pointwise.h"
 
-const cec_pointwise_ops cec_scalar_pointwise = {rmsnorm, swiglu, sigmoid, rope};
+const cec_pointwise_ops cec_scalar_pointwise = {rmsnorm, swiglu, sigmoid, rope, rope_pairs};

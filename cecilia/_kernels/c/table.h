@@ -51,6 +51,8 @@ typedef struct {
     void (*sigmoid)(const float *x, int64_t n, float *y);
     /* Rotate pairs (x[i], x[i + half]) by the angle whose cos[i], sin[i] are given, in place; half = D / 2. */
     void (*rope)(float *x, const float *cos, const float *sin, int64_t half);
+    /* The same of the pairs (x[2 i], x[2 i + 1]). */
+    void (*rope_pairs)(float *x, const float *cos, const float *sin, int64_t half);
 } cec_pointwise_ops;
 
 enum { CEC_HEAD_MAX = 256 }; /* the widest head, D, of attention */
@@ -66,11 +68,13 @@ typedef struct {
     float (*quantize_query)(const float *x, int64_t D, int8_t *q);
 
     /* Partial softmax-attention of n query rows over one page: for row r the first valid[r] (0..64) positions count.
-     *   s[p] = q[r] . K[p];  m[r] = max s;  e[p] = exp(s[p] - m[r]);  l[r] = sum e;  o[r][D] = sum e[p] * V[p]
-     * Rows with valid 0: m = -inf, l = 0, o = 0. qf [n][D] f32 already scaled by 1/sqrt(D); for int8 qi [n][D], qd [n].
+     *   s[p] = q[r] . K[p];  m[r] = max s;  e[p] = exp(s[p] - m[r]);  l[r] = sum e;  o[r][V] = sum e[p] * V[p]
+     * Rows with valid 0: m = -inf, l = 0, o = 0. qf [n][K] f32 already scaled; for int8 qi [n][K], qd [n]. Keys are K
+     * wide and values V.
      * int8: s and o from exact int32 sums; e * v_scale is rounded to 14 bits of the page's largest, as two 7-bit halves. */
     void (*partial[CEC_KV_FORMATS])(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                                    const void *vpart, int64_t D, const int32_t *valid, float *m, float *l, float *o);
+                                    const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l,
+                                    float *o);
 
     /* Merge a partial into a running (M, L, O[D]); start from M = -inf, L = 0, O = 0; pages in position order. */
     void (*merge)(float *M, float *L, float *O, float m, float l, const float *o, int64_t D);

@@ -119,8 +119,8 @@ static void partial_case(suite *s, random_source *r, int kv, int64_t D, int64_t 
     }
     spoil(s->scalar, kv, D, &p, most);
     const partial want = partial_rooms(n, D), got = partial_rooms(n, D);
-    scalar->partial[kv](q, qi, qd, n, p.kpart, p.vpart, D, valid, want.m, want.l, want.o);
-    tested->partial[kv](q, qi, qd, n, p.kpart, p.vpart, D, valid, got.m, got.l, got.o);
+    scalar->partial[kv](q, qi, qd, n, p.kpart, p.vpart, D, D, valid, want.m, want.l, want.o);
+    tested->partial[kv](q, qi, qd, n, p.kpart, p.vpart, D, D, valid, got.m, got.l, got.o);
     const partial bound = bounds(q, &p, n, D, valid, &want);
     const float *all[][3] = {{want.m, got.m, bound.m}, {want.l, got.l, bound.l}, {want.o, got.o, bound.o}};
     for (int part = 0; part < 3; part++) {

@@ -61,6 +61,10 @@ static void rope_case(suite *s, random_source *r, int64_t half) {
     s->tested->pointwise->rope(got, c, sine, half);
     snprintf(name, sizeof name, "rope half=%d", (int)half);
     same_floats(s, name, want, got, 2 * half);
+    s->scalar->pointwise->rope_pairs(want, c, sine, half);
+    s->tested->pointwise->rope_pairs(got, c, sine, half);
+    snprintf(name, sizeof name, "rope of pairs half=%d", (int)half);
+    same_floats(s, name, want, got, 2 * half);
 }
 
 void pointwise_cases(suite *s) {
