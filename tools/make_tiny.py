@@ -25,6 +25,9 @@ from tools.convert.vocabulary import byte_vocabulary
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
 
+DENSE = ("llama", "qwen2", "qwen3")
+"""Architectures whose hyper-parameters are those of HYPER."""
+
 HYPER: dict[str, Any] = {
     "layers": 2,
     "width": 64,
@@ -96,7 +99,7 @@ def main() -> int:
         prog="python -m tools.make_tiny", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--architecture", choices=ARCHITECTURES, default="llama")
+    parser.add_argument("--architecture", choices=DENSE, default="llama")
     parser.add_argument("--quant", choices=FORMATS, default="q8_32", help="format of the matrices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tied", action="store_true", help="use the embedding as the head")
