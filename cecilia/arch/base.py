@@ -33,10 +33,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What an architecture's text needs: think tags, whether generation opens inside them, stop strings."""
+    """What an architecture's text needs: think tags, stop strings."""
 
     think: tuple[str, str] | None = None
-    opens_in_think: bool = False
     stops: tuple[str, ...] = ()
 
 

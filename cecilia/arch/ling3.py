@@ -32,7 +32,7 @@ from cecilia.layers.rope import Rope, Yarn
 from cecilia.layers.weights import Weights
 from cecilia.state.state import State
 
-HINTS = Hints(think=("<think>", "</think>"), opens_in_think=True, stops=("<|role_end|>",))
+HINTS = Hints(think=("<think>", "</think>"), stops=("<|role_end|>",))
 
 CONV_WIDTH = 4
 HEAD_ROWS = 16  # tokens whose logits are computed together
@@ -134,7 +134,8 @@ def _kda_tensors(spec: Ling3Spec, i: int) -> Iterator[tuple[str, TensorSpec]]:
     for name in ("q", "k", "v", "f", "g"):
         yield f"{name}_proj.weight", matrix(inner, spec.width, i)
     yield "b_proj.weight", _floats(spec.heads, spec.width, i)
-    yield "conv.weight", vector(3 * inner * CONV_WIDTH, i)
+    for name in ("q", "k", "v"):
+        yield f"{name}_conv1d.weight", vector(inner * CONV_WIDTH, i)
     yield "A", vector(spec.heads, i)
     yield "dt_bias", vector(inner, i)
     yield "o_norm.weight", vector(spec.head_dim, i)
@@ -239,7 +240,7 @@ class _Kda:
         self._delta = Delta(
             heads=spec.heads,
             head_dim=spec.head_dim,
-            conv=weights.vector(prefix + "conv.weight"),
+            conv=weights.vector(*(f"{prefix}{name}_conv1d.weight" for name in ("q", "k", "v"))),
             a=weights.vector(prefix + "A"),
             dt_bias=weights.vector(prefix + "dt_bias"),
             norm=weights.vector(prefix + "o_norm.weight"),

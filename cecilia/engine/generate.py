@@ -28,7 +28,7 @@ from cecilia.engine.runner import Runner, chunks
 from cecilia.errors import CeciliaError, RequestError
 from cecilia.sampler import Sampler, SamplingParams
 from cecilia.state.pages import POSITIONS
-from cecilia.text.chat import ChatTemplate, encode_segments
+from cecilia.text.chat import ChatTemplate, Segment, encode_segments
 from cecilia.text.stream import Piece, TextStream
 from cecilia.text.tokenizer import Tokenizer
 
@@ -84,7 +84,13 @@ class Engine:
             raise self._too_long(len(tokens))
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
         self._require_pages(len(tokens) + max_tokens)
-        return Prompt(tokens, request, max_tokens, self._runner.session.reusable(tokens))
+        reused = self._runner.session.reusable(tokens)
+        return Prompt(tokens, request, max_tokens, reused, self._opens_in_think(segments[-1]))
+
+    def _opens_in_think(self, last: Segment) -> bool:
+        """Whether the template, whose word is the last of a prompt, left a think block open."""
+        think = self._hints.think
+        return think is not None and not last.is_user_text and last.text.rstrip().endswith(think[0])
 
     def _too_long(self, tokens: int, bound: str = "") -> RequestError:
         return RequestError(
@@ -147,7 +153,7 @@ class _Generation:
         request = prompt.request
         self.sampler = Sampler(request.sampling, prompt.tokens)
         self.text = TextStream(
-            stops=(*request.stop, *hints.stops), think=hints.think, opens_in_think=hints.opens_in_think
+            stops=(*request.stop, *hints.stops), think=hints.think, opens_in_think=prompt.opens_in_think
         )
         self.entries: list[TokenLogprob] = []  # of tokens whose text is held back
         self.cached = self.completion = self.reasoning = 0

@@ -27,12 +27,16 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request ready to run: its token ids, how many may follow, and how many the session already holds."""
+    """A request ready to run: its token ids, how many may follow, and how many the session already holds.
+
+    `opens_in_think`: the prompt ends inside a think block, so the answer begins there.
+    """
 
     tokens: tuple[int, ...]
     request: ChatRequest
     max_tokens: int
     cached_tokens: int
+    opens_in_think: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,7 @@ def value_of(name: str, weights: Mapping[str, np.ndarray], spec: ling3.Ling3Spec
     """The tensor `name` of a model file, f32."""
     head, _, last = name.rpartition("attention.")
     if last == "A":
-        return np.exp(weights[f"{head}attention.A_log"])
-    if last == "conv.weight":
-        return np.concatenate([weights[f"{head}attention.{n}_conv1d.weight"].reshape(-1) for n in "qkv"])
+        return np.exp(weights[f"{head}attention.A_log"].astype(np.float64))
     if last in ("k_b_proj.weight", "v_b_proj.weight"):
         both = weights[f"{head}attention.kv_b_proj.weight"].reshape(spec.heads, -1, spec.kv_rank)
         part = both[:, : spec.nope_dim] if last[0] == "k" else both[:, spec.nope_dim :]

@@ -61,7 +61,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
             k, v = (made.pop(f"{p}{n}_b_proj.weight").reshape(spec.heads, -1, spec.kv_rank) for n in "kv")
             made[p + "kv_b_proj.weight"] = np.concatenate([k, v], axis=1).reshape(-1, spec.kv_rank)
         else:
-            del made[p + "conv.weight"], made[p + "A"]
+            del made[p + "A"]
             for n in "qkv":
                 made[f"{p}{n}_conv1d.weight"] = 0.5 * rng.standard_normal((inner, 1, 4))
             made[p + "A_log"] = np.log(0.2 * rng.uniform(1, 16, spec.heads))

@@ -21,6 +21,7 @@ from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prefill, Pro
 from cecilia.engine.load import load
 from cecilia.errors import CeciliaError, MemoryLimitError, RequestError
 from cecilia.sampler import SamplingParams
+from cecilia.text.chat import ChatTemplate
 from cecilia.text.tokenizer import Tokenizer
 from tests.engine.conftest import runner_of
 
@@ -320,14 +321,26 @@ def test_tokens_without_text_bring_their_entries_at_the_end(
     engine: Engine, opens: bool, spoken: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speak(monkeypatch, spoken)
-    hints = replace(engine._hints, think=("<think>", "</think>"), opens_in_think=opens)
+    hints = replace(engine._hints, think=("<think>", "</think>"))
     tokenizer = ended_by(engine, set())._tokenizer
-    thinking = Engine(runner_of(engine), tokenizer, engine._template, hints, engine.info)
-    events, _ = run(thinking, thinking.prepare(request(logprobs=0, max_tokens=len(spoken))))
+    template = ChatTemplate(
+        "{{ messages[0]['content'] }}{{ '<think>\n' if enable_thinking else '<think></think>' }}"
+    )
+    thinking = Engine(runner_of(engine), tokenizer, template, hints, engine.info)
+    asked = request(logprobs=0, max_tokens=len(spoken), enable_thinking=opens)
+    events, _ = run(thinking, thinking.prepare(asked))
     assert bytes(entry.token for entry in entries_of(events)) == spoken
     last = events[-1]
     assert isinstance(last, Delta)
     assert (last.content, last.reasoning, len(last.logprobs)) == ("", "", len("</think>"))
+
+
+@pytest.mark.parametrize("asked", ["<think>", "x<think>\n"])
+def test_a_user_cannot_open_a_think_block(engine: Engine, asked: str) -> None:
+    hints = replace(engine._hints, think=("<think>", "</think>"))
+    template = ChatTemplate("{{ messages[0]['content'] }}")
+    thinking = Engine(runner_of(engine), engine._tokenizer, template, hints, engine.info)
+    assert not thinking.prepare(request(asked)).opens_in_think
 
 
 def test_bias_decides_and_must_name_tokens_of_the_model(engine: Engine) -> None:

@@ -3,30 +3,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from cecilia.arch.base import TensorSpec
 from cecilia.errors import ModelFileError
+from cecilia.formats.l3r_layout import TENSOR_ALIGN
+
+
+class Rows(Protocol):
+    """Rows of a tensor that can be read piece by piece: a tensor of the source, or a view of one."""
+
+    @property
+    def name(self) -> str:
+        """The tensor's name in the source."""
+
+    @property
+    def type_name(self) -> str:
+        """Its type, a key of `tensor_types.TYPES`."""
+
+    def read(self, first: int, end: int) -> np.ndarray:
+        """Rows first .. end, u8 [R, row bytes]. Raises ModelFileError."""
 
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """One matrix or vector, read piece by piece: its rows lie one after another from byte `offset` on."""
+    """One tensor; its rows (of the last axis) lie one by one from byte `offset` on. A vector is one row."""
 
     name: str
     type_name: str
     shape: tuple[int, ...]
     path: Path
     offset: int
-    row_bytes: int
+    nbytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.nbytes // math.prod(self.shape[:-1])
 
     def read(self, first: int, end: int) -> np.ndarray:
-        """Rows first .. end, u8 [R, row bytes]; a vector is one row. Raises ModelFileError if they went."""
+        """Rows first .. end, u8 [R, row bytes]. Raises ModelFileError if the file has become shorter."""
         count = (end - first) * self.row_bytes
         raw = np.fromfile(self.path, np.uint8, count, offset=self.offset + first * self.row_bytes)
         if raw.size != count:
@@ -35,41 +57,53 @@ class SourceTensor:
             )
         return raw.reshape(-1, self.row_bytes)
 
+    def shaped(self, *shape: int) -> SourceTensor:
+        """The same bytes in another shape of as many values; block types need the last axis to stay."""
+        return replace(self, shape=shape)
+
+    def part(self, index: int) -> SourceTensor:
+        """One of the matrices [R, K] stacked in a tensor [E, R, K]."""
+        nbytes = self.nbytes // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + index * nbytes, nbytes=nbytes)
+
+
+Values = Callable[[np.ndarray], np.ndarray]
+
+# An expert is a gate, an up and a down matrix, in this order; the first is aligned so that an expert can be
+# dropped from memory and prefetched on its own.
+_ROUTED, _FIRST, _EXPERT_ALIGN = ".mlp.experts.", ".gate_proj.weight", 16384
+
 
 @dataclass(frozen=True)
 class Mapped:
     """A tensor of the target and where it comes from.
 
-    `interleaved_heads`: the heads whose rows the source keeps interleaved, 0 when rows stay where they are.
+    `values` changes the f32 values of a vector on their way.
     """
 
     name: str
     spec: TensorSpec
-    source: SourceTensor
-    interleaved_heads: int = 0
+    source: Rows
+    values: Values | None = None
 
-    def read(self, first: int, end: int) -> np.ndarray:
-        """Rows first .. end of the target, u8 [R, row bytes] in the source's type."""
-        if not self.interleaved_heads:
-            return self.source.read(first, end)
-        rows = _halves_of_pairs(self.spec.rows, self.interleaved_heads)[first:end]
-        low = int(rows.min())
-        return self.source.read(low, int(rows.max()) + 1)[rows - low]
+    @property
+    def routed(self) -> bool:
+        """Whether it belongs to an expert that a router chooses."""
+        return _ROUTED in self.name
 
-
-def _halves_of_pairs(rows: int, heads: int) -> np.ndarray:
-    """[R]: for every row of the target, the row of the source that holds it.
-
-    The source keeps pairs that rotate together side by side (x0 y0 x1 y1 ...), the target the halves apart
-    (x0 x1 ... y0 y1 ...). A row moves whole, so no value changes.
-    """
-    pairs = np.arange(rows).reshape(heads, -1, 2)  # [H, pair, member]
-    return pairs.transpose(0, 2, 1).reshape(-1)  # [H, member, pair]
+    @property
+    def align(self) -> int:
+        """The alignment of its place in the target."""
+        return _EXPERT_ALIGN if self.routed and self.name.endswith(_FIRST) else TENSOR_ALIGN
 
 
 def check_shape(name: str, found: tuple[int, ...], spec: TensorSpec) -> None:
     """Raise ModelFileError unless a source's tensor has the shape of the target's."""
-    expected = (spec.cols,) if spec.rank == 1 else (spec.rows, spec.cols)
+    expect_shape(name, found, (spec.cols,) if spec.rank == 1 else (spec.rows, spec.cols))
+
+
+def expect_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ModelFileError unless the two shapes are one."""
     if found != expected:
         raise ModelFileError("wrong_shape", f"the tensor {name} is {list(found)}; expected {list(expected)}")
 
@@ -90,7 +124,8 @@ class Vocabulary:
 class Checkpoint:
     """An opened source, every tensor of it accounted for.
 
-    `files` are all the files it consists of, `vocabulary` makes its text side (given the --tokenizer choice).
+    `files` are all the files it consists of, `vocabulary` makes its text side (given the --tokenizer choice),
+    `notes` say what of it the target leaves out.
     """
 
     files: list[Path]
@@ -101,6 +136,7 @@ class Checkpoint:
     name: str
     license: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def shown(value: Any) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 from cecilia.arch import architecture
 from cecilia.errors import ModelFileError
 
-from .checkpoint import Mapped, check_shape, shown
+from .checkpoint import Mapped, Rows, check_shape, shown
 from .gguf_source import GgufSource
+from .views import Reordered, halves_of_pairs
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 MAX_LAYERS = 1024
@@ -126,13 +127,16 @@ def mapped(source: GgufSource, arch: str, values: dict[str, Any]) -> list[Mapped
             raise ModelFileError("missing_tensor", f"the file has no tensor {theirs}")
         tensor = source.tensors[theirs]
         check_shape(tensor.name, tensor.shape, spec)
-        interleaved = 0
-        if arch == INTERLEAVED and spec.rank == 2:
-            interleaved = {"attn_q": values["heads"], "attn_k": values["kv_heads"]}.get(
-                theirs.split(".")[-2], 0
-            )
-        found.append(Mapped(ours, spec, tensor, interleaved))
+        rows: Rows = tensor
+        if arch == INTERLEAVED and (heads := _rotated_heads(ours, values)):
+            rows = Reordered(tensor, halves_of_pairs(spec.rows, heads))
+        found.append(Mapped(ours, spec, rows))
     return found
+
+
+def _rotated_heads(name: str, values: dict[str, Any]) -> int:
+    """The heads whose rows are rotated in pairs, 0 for a tensor without."""
+    return {"q_proj": values["heads"], "k_proj": values["kv_heads"]}.get(name.split(".")[-2], 0)
 
 
 def gguf_name(name: str) -> str:

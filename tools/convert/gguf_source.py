@@ -39,15 +39,13 @@ class GgufSource:
         self._values = {key: field.contents() for key, field in reader.fields.items()}
         self.tensors: dict[str, SourceTensor] = {}
         for tensor in reader.tensors:
-            shape = tuple(int(dim) for dim in reversed(tensor.shape))  # GGUF stores the fastest axis first
-            rows = shape[0] if len(shape) > 1 else 1
             self.tensors[tensor.name] = SourceTensor(
                 name=tensor.name,
                 type_name=tensor.tensor_type.name,
-                shape=shape,
+                shape=tuple(int(dim) for dim in reversed(tensor.shape)),  # GGUF: the fastest axis first
                 path=path,
                 offset=int(tensor.data_offset),
-                row_bytes=int(tensor.n_bytes) // rows,
+                nbytes=int(tensor.n_bytes),
             )
 
     def metadata_keys(self) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,22 @@ class HuggingFaceSource:
             self.files.append(path)
         return text
 
+    def tensor(self, name: str) -> SourceTensor:
+        """A tensor; raises ModelFileError `missing_tensor`."""
+        if name not in self.tensors:
+            raise ModelFileError("missing_tensor", f"no safetensors file has the tensor {name}")
+        return self.tensors[name]
+
+    def check_no_others(self, known: Set[str], arch: str) -> None:
+        """Raise ModelFileError `unsupported_model` if there are tensors besides those `known`."""
+        extra = sorted(self.tensors.keys() - known)
+        if extra:
+            raise ModelFileError(
+                "unsupported_model",
+                f"the tensor {extra[0]!r} (one of {len(extra)} too many) has no place in the architecture "
+                f"{arch}",
+            )
+
     def _shards(self) -> dict[str, set[str] | None]:
         """The tensors the index promises of each safetensors file; None: no index, all it has."""
         index = self.json(_INDEX)
@@ -123,6 +140,4 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _tensor(name: str, entry: dict[str, Any], path: Path, start: int) -> SourceTensor:
     first, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
-    rows = shape[0] if len(shape) > 1 else 1
-    return SourceTensor(name, entry["dtype"], shape, path, start + first, (end - first) // max(rows, 1))
+    return SourceTensor(name, entry["dtype"], tuple(entry["shape"]), path, start + first, end - first)

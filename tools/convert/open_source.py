@@ -5,20 +5,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from cecilia.arch import architecture
-from cecilia.errors import ModelFileError
 from cecilia.formats.l3r_layout import naming
 
-from . import gguf_dense, gguf_vocabulary, hf_config, hf_vocabulary
-from .checkpoint import Checkpoint, Mapped, check_shape
+from . import gguf_dense, gguf_vocabulary, hf_config, hf_dense, hf_ling3, hf_vocabulary
+from .checkpoint import Checkpoint
 from .gguf_source import GgufSource
 from .hf_source import HuggingFaceSource
-
-_HEAD = "lm_head.weight"
-# Buffers that old checkpoints store though they follow from the configuration.
-_DERIVED = ".rotary_emb.inv_freq"
 
 
 def open_source(path: Path) -> Checkpoint:
@@ -46,36 +39,15 @@ def _gguf(path: Path) -> Checkpoint:
 def _huggingface(path: Path) -> Checkpoint:
     source = HuggingFaceSource(path)
     arch = hf_config.architecture(source.config)
-    hyper = hf_config.hyper(source.config)
+    family = hf_ling3 if arch == "ling3" else hf_dense
+    hyper = family.hyper(source.config)
     return Checkpoint(
         files=source.files,
         architecture=arch,
         hyper=hyper,
-        tensors=_huggingface_tensors(source, arch, hyper),
+        tensors=family.mapped(source, arch, hyper),
         vocabulary=partial(hf_vocabulary.vocabulary, source, hyper["vocab"]),
         name=path.resolve().name,
         sampling=hf_vocabulary.sampling_defaults(source),
+        notes=hf_ling3.notes(source, hyper) if arch == "ling3" else [],
     )
-
-
-def _huggingface_tensors(source: HuggingFaceSource, arch: str, hyper: dict[str, Any]) -> list[Mapped]:
-    """Every tensor of the target; raises ModelFileError unless the source holds exactly these."""
-    module = architecture(arch)
-    wanted = module.tensors(module.spec_from(hyper))
-    ignored = {name for name in source.tensors if name.endswith(_DERIVED)}
-    if hyper["tied"]:
-        ignored.add(_HEAD)  # some checkpoints store the embedding a second time under this name
-    extra = sorted(source.tensors.keys() - wanted.keys() - ignored)
-    if extra:
-        raise ModelFileError(
-            "unsupported_model",
-            f"the tensor {extra[0]!r} (one of {len(extra)} too many) has no place in the architecture {arch}",
-        )
-    found = []
-    for name, spec in wanted.items():
-        if name not in source.tensors:
-            raise ModelFileError("missing_tensor", f"no safetensors file has the tensor {name}")
-        tensor = source.tensors[name]
-        check_shape(name, tensor.shape, spec)
-        found.append(Mapped(name, spec, tensor))
-    return found

@@ -20,13 +20,24 @@ from cecilia.formats.l3r_layout import naming
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
 from cecilia.formats.quant import FORMATS, TILE, Blocks, dequantise, pack, quantise, tensor_bytes
 
-from .checkpoint import Mapped, Vocabulary
+from .checkpoint import Checkpoint, Mapped, Vocabulary
 from .open_source import open_source
 from .progress import Progress
 from .search import SEARCHED, search
 from .tensor_types import SourceType, source_type
 
-QUANTISATIONS = {"keep": None, "bf16": "bf16", "f32": "f32", "q8": "q8_32", "q4": "q4_32"}
+# The format of the matrices; those of routed experts have one of their own under some names. Where the
+# architecture allows a matrix no such format, it stays float.
+QUANTISATIONS = {
+    "keep": None,
+    "bf16": "bf16",
+    "f32": "f32",
+    "q8": "q8_32",
+    "q4": "q4_32",
+    "w8a8": "q8_32",
+    "w4a8": "q8_32",
+}
+_ROUTED = {"w4a8": "q4_32"}
 # Rows are read, converted and written in slabs of about this many float32 bytes, however large the tensor.
 _SLAB_BYTES = 8 << 20
 _HASH_CHUNK = 1 << 20
@@ -95,9 +106,10 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     """
     options = options or Options()
     _check_paths(source_path, out)
-    report = Report(out)
     with Progress("read header", 1):
         source = open_source(source_path)
+    _check_quantisation(source, options.quant)
+    report = Report(out, notes=list(source.notes))
     with naming(source_path):
         steps = [_plan(tensor, options.quant, report) for tensor in source.tensors]
     words = source.vocabulary(options.tokenizer)
@@ -120,6 +132,14 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     with naming(source_path):
         _write(out, metadata, words, steps, report)
     return report
+
+
+def _check_quantisation(source: Checkpoint, quant: str) -> None:
+    if quant in _ROUTED and not any(tensor.routed for tensor in source.tensors):
+        raise UsageError(
+            "unsupported_quant",
+            f"{quant} gives routed experts 4 bits, but {source.architecture} has none; take q4 or w8a8",
+        )
 
 
 def digest_of(files: list[Path]) -> str:
@@ -176,10 +196,15 @@ def _plan(mapped: Mapped, quant: str, report: Report) -> Step:
             )
         return Step(mapped, kind, PlannedTensor(mapped.name, "f32", 1, 1, spec.cols, spec.layer))
     wanted = QUANTISATIONS[quant] or kind.keep
+    if mapped.routed:
+        wanted = _ROUTED.get(quant, wanted)
     if spec.cols % FORMATS[wanted].block:
         report.notes.append(f"{mapped.name}: rows of {spec.cols} are no multiple of 32, kept as {kind.keep}")
         wanted = kind.keep
-    return Step(mapped, kind, PlannedTensor(mapped.name, wanted, 2, spec.rows, spec.cols, spec.layer))
+    if wanted not in spec.formats:
+        wanted = kind.keep if kind.keep in spec.formats else "f32"
+    planned = PlannedTensor(mapped.name, wanted, 2, spec.rows, spec.cols, spec.layer, mapped.align)
+    return Step(mapped, kind, planned)
 
 
 def _write(out: Path, metadata: dict[str, Any], words: Vocabulary, steps: list[Step], report: Report) -> None:
@@ -206,7 +231,7 @@ def _parts(step: Step, report: Report, progress: Progress) -> Iterator[np.ndarra
     planned = step.planned
     slab = max(_SLAB_BYTES // (4 * planned.cols) // TILE, 1) * TILE  # whole tiles, so that packed slabs join
     for start in range(0, planned.rows, slab):
-        raw = step.mapped.read(start, min(start + slab, planned.rows))
+        raw = step.mapped.source.read(start, min(start + slab, planned.rows))
         part = _packed(step, raw, report)
         yield part
         progress.advance(part.nbytes, f"{planned.name} {planned.format}")
@@ -221,7 +246,7 @@ def _packed(step: Step, raw: np.ndarray, report: Report) -> np.ndarray:
     exact = _finite(step, step.type.decode(raw, planned.cols))
     if planned.rank == 1:
         (vector,) = dequantise(exact)
-        return vector
+        return vector if step.mapped.values is None else _finite_vector(step, step.mapped.values(vector))
     if planned.format == exact.format:
         return pack(exact)
     weights = dequantise(exact)
@@ -244,10 +269,20 @@ def _finite(step: Step, blocks: Blocks) -> Blocks:
         numbers = [blocks.q] if blocks.format == "f32" else [blocks.d, blocks.m]
         finite = all(np.isfinite(part).all() for part in numbers if part is not None)
     if not finite:
-        raise ModelFileError(
-            "bad_weights", f"the tensor {step.mapped.source.name!r} holds values that are not finite"
-        )
+        raise _not_finite(step)
     return blocks
+
+
+def _finite_vector(step: Step, vector: np.ndarray) -> np.ndarray:
+    if not np.isfinite(vector).all():
+        raise _not_finite(step)
+    return vector
+
+
+def _not_finite(step: Step) -> ModelFileError:
+    return ModelFileError(
+        "bad_weights", f"the tensor {step.mapped.source.name!r} holds values that are not finite"
+    )
 
 
 def _count_error(report: Report, name: str, weights: np.ndarray, blocks: Blocks) -> None:

@@ -17,7 +17,7 @@ from .checkpoint import Vocabulary
 MAX_TEMPLATE_BYTES = 64 << 10
 MAX_TOKENIZER_BYTES = 64 << 20
 # Control tokens that end a turn or a document; generation must stop at any of them the vocabulary has.
-_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<|endoftext|>")
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<|role_end|>", "<|endoftext|>")
 _BYTE_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CHATML = (
     "{% for message in messages %}"

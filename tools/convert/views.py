@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of a source's tensor of whose rows the target has some, or all in another order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .checkpoint import SourceTensor
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Rows of the source, chosen: `order` [R] names the source's row for every row of the view."""
+
+    source: SourceTensor
+    order: np.ndarray
+
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self.source.name
+
+    @property
+    def type_name(self) -> str:
+        """The source's."""
+        return self.source.type_name
+
+    def read(self, first: int, end: int) -> np.ndarray:
+        """Rows first .. end of the view, u8 [R, row bytes]."""
+        rows = self.order[first:end]
+        low = int(rows.min())
+        return self.source.read(low, int(rows.max()) + 1)[rows - low]
+
+
+def halves_of_pairs(rows: int, heads: int) -> np.ndarray:
+    """[R]: for every row of the target, the row of the source that holds it.
+
+    The source keeps pairs that rotate together side by side (x0 y0 x1 y1 ...), the target the halves apart
+    (x0 x1 ... y0 y1 ...). A row moves whole, so no value changes.
+    """
+    pairs = np.arange(rows).reshape(heads, -1, 2)  # [H, pair, member]
+    return pairs.transpose(0, 2, 1).reshape(-1)  # [H, member, pair]
+
+
+def rows_of_heads(heads: int, per_head: int, first: int, end: int) -> np.ndarray:
+    """[H * (end - first)]: rows first .. end of every head of `per_head` rows."""
+    return np.arange(heads * per_head).reshape(heads, per_head)[:, first:end].reshape(-1)
