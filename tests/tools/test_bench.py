@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import engines, layout, neighbour, ours, peer_build, peers, quantisations, system
+from tools.bench import engines, layout, neighbour, ours, peer_build, peers, quantisations, report, system
 
 
 class Counter:
@@ -149,12 +150,27 @@ def test_memory_of_a_process() -> None:
 
 
 def test_the_log_names_no_folder_of_this_machine() -> None:
-    assert peers.public(["--llama-cpp-build", "/home/me/build", "--rounds", "5"]) == [
-        "--llama-cpp-build",
-        "build",
-        "--rounds",
-        "5",
-    ]
+    given = ["--llama-cpp-build", "/home/me/build", "--no-log", "--rounds", "5"]
+    assert report.command("tools.bench.peers", given) == (
+        "python -m tools.bench.peers --llama-cpp-build build --rounds 5"
+    )
+
+
+def test_a_section_is_printed_and_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "BENCH.md"
+    log.write_text("before\n")
+    monkeypatch.setattr(report, "LOG", log)
+    text = report.section("a title", ["`command`", "fact"], ["| row |"])
+    lines = text.split("\n")
+    assert re.fullmatch(r"### \d{4}-\d\d-\d\d \d\d:\d\d UTC, a title", lines[0])
+    assert lines[1:] == ["", f"`command`; fact; {system.machine()}", "", "| row |", ""]
+    report.publish(text, no_log=True)
+    assert log.read_text() == "before\n"
+    report.publish(text, no_log=False)
+    assert log.read_text() == f"before\n\n{text}"
+    assert capsys.readouterr().out == 2 * f"{text}\n"
 
 
 def test_a_missing_peer_is_named(tmp_path: Path) -> None:

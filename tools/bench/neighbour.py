@@ -11,16 +11,16 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from cecilia.engine.load import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError
-from tools.bench import engines, ours, system
+from tools.bench import engines, ours, report
 from tools.bench.engines import Engine
-from tools.bench.peers import LOG, SMOLLM2, public, spread
+from tools.bench.peers import SMOLLM2
+from tools.bench.report import spread
 
 DEPTH = 128
 TEST = f"decode {DEPTH}"
@@ -75,14 +75,13 @@ def parser() -> argparse.ArgumentParser:
     for name in ("llama-cpp", "ik-llama-cpp"):
         found.add_argument(f"--{name}-build", type=Path, metavar="DIR", help="DIR/bin/llama-bench is built")
     found.add_argument("--rounds", type=ours.times, default=5)
-    found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
+    report.add_log_option(found)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, append to docs/BENCH.md; exit codes are those of cecilia.errors."""
     args = parser().parse_args(argv)
-    given = sys.argv[1:] if argv is None else list(argv)
     field_of: list[Engine] = [
         engines.Ours(DEFAULT_PROFILE),
         engines.llama_cpp(args.llama_cpp_build),
@@ -96,21 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    command = " ".join(["python -m tools.bench.neighbour", *public(given)])
-    lines = [
-        f"### {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, beside a busy process",
-        "",
-        f"`{command}`; {system.machine()}; all at normal priority; SmolLM2 Q4_1, {TEST}, "
-        f"{args.rounds} rounds; tokens/s, min / median / max",
-        "",
-        *table(rates),
-        "",
+    facts = [
+        f"`{report.command('tools.bench.neighbour', argv)}`",
+        f"SmolLM2 Q4_1, {TEST}, {args.rounds} rounds, all at normal priority",
+        "tokens/s, min / median / max",
     ]
-    text = "\n".join(lines)
-    print(text)
-    if not args.no_log:
-        with LOG.open("a", encoding="utf-8") as log:
-            log.write("\n" + text)
+    report.publish(report.section("beside a busy process", facts, table(rates)), no_log=args.no_log)
     return 0
 
 

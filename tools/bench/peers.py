@@ -11,18 +11,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cecilia.engine.load import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import engines, ours, system
+from tools.bench import engines, ours, report, system
 from tools.bench.engines import Engine, Pair, Speeds
 from tools.bench.random_models import SHAPES, random_pair
+from tools.bench.report import spread
 
-LOG = engines.ROOT / "docs" / "BENCH.md"
 SMOLLM2 = Pair(ours.MODEL, ours.MODEL.parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
 PREFILL, DEPTHS = (128, 512, 2048), (128, 1024, 4096)
 LEAST_PROBE = 0.7
@@ -53,11 +52,6 @@ def table(rounds: Sequence[Round], threads: int) -> list[str]:
         cells = " | ".join(spread(values[name]) for name in (mine, *others))
         lines.append(f"| {test} | {threads} | {cells} | {statistics.median(values[mine]) / fastest:.2f} |")
     return lines
-
-
-def spread(values: Sequence[float]) -> str:
-    """Minimum / median / maximum."""
-    return " / ".join(f"{f(values):.1f}" for f in (min, statistics.median, max))
 
 
 def contenders(args: argparse.Namespace) -> list[Engine]:
@@ -98,20 +92,19 @@ def section(pair: Pair, args: argparse.Namespace, field_of: Sequence[Engine]) ->
     return [*lines, "", *rows, ""]
 
 
-def report(args: argparse.Namespace, pairs: Sequence[Pair], command: str) -> str:
+def measure(args: argparse.Namespace, command: str) -> str:
     """Measure everything; one dated section of Markdown."""
+    pairs = _pairs(args)
     raised = system.raise_priority()
     field_of = contenders(args)
-    lines = [
-        f"### {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, beside {' and '.join(args.peers)}",
-        "",
-        f"`{command}`; {system.machine()}; priority {'raised' if raised else 'normal'}; "
-        "tokens/s, min / median / max; ratio: ours to the faster peer",
-        "",
+    facts = [
+        f"`{command}`",
+        f"priority {'raised' if raised else 'normal'}",
+        "tokens/s, min / median / max",
+        "ratio: ours to the faster peer",
     ]
-    for pair in pairs:
-        lines += section(pair, args, field_of)
-    return "\n".join(lines)
+    body = [line for pair in pairs for line in section(pair, args, field_of)]
+    return report.section(f"beside {' and '.join(args.peers)}", facts, body)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--rounds", type=ours.times, default=5)
     found.add_argument("--prefill", type=ours.numbers, default=list(PREFILL), metavar="N,N")
     found.add_argument("--depths", type=ours.numbers, default=list(DEPTHS), metavar="N,N")
-    found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
+    report.add_log_option(found)
     return found
 
 
@@ -156,22 +149,13 @@ def _pairs(args: argparse.Namespace) -> list[Pair]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, append to docs/BENCH.md; exit codes are those of cecilia.errors."""
     args = parser().parse_args(argv)
-    given = sys.argv[1:] if argv is None else list(argv)
     try:
-        text = report(args, _pairs(args), " ".join(["python -m tools.bench.peers", *public(given)]))
+        text = measure(args, report.command("tools.bench.peers", argv))
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(text)
-    if not args.no_log:
-        with LOG.open("a", encoding="utf-8") as log:
-            log.write("\n" + text)
+    report.publish(text, no_log=args.no_log)
     return 0
-
-
-def public(given: Sequence[str]) -> list[str]:
-    """The options without absolute paths, which say nothing on another machine."""
-    return [Path(part).name if part.startswith("/") else part for part in given]
 
 
 if __name__ == "__main__":

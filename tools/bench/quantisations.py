@@ -13,7 +13,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +27,9 @@ from cecilia.formats.l3r import open_model
 from cecilia.formats.l3r_layout import PlannedTensor
 from cecilia.formats.l3r_write import ModelWriter
 from cecilia.formats.quant import dequantise, pack, quantise, unpack
-from tools.bench import ours, system
+from tools.bench import ours, report, system
 from tools.bench.peer_build import LLAMA_CPP, program
-from tools.bench.peers import LOG, SMOLLM2, public
+from tools.bench.peers import SMOLLM2
 from tools.compare import FIRST_COUNTED, kl_divergence, log_softmax, read_golden
 from tools.convert.pipeline import Options, convert
 
@@ -168,14 +167,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--llama-cpp-build", type=Path, metavar="DIR", help="DIR/bin/llama-quantize is built")
     found.add_argument("--rows", type=ours.times, metavar="N", help="only the first N rows")
     found.add_argument("--repeats", type=ours.times, default=5, help="rounds of the speeds")
-    found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
+    report.add_log_option(found)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, append to docs/BENCH.md; exit codes are those of cecilia.errors."""
     args = parser().parse_args(argv)
-    given = sys.argv[1:] if argv is None else list(argv)
     try:
         if not args.golden.is_file():
             raise UsageError("no_golden", f"{args.golden} is not there")
@@ -189,24 +187,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    command = " ".join(["python -m tools.bench.quantisations", *public(given)])
-    priority = "raised" if raised else "normal"
-    lines = [
-        f"### {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, weight quantisations",
-        "",
-        f"`{command}`; {args.gguf.name}, {len(rows)} rows; {system.machine()}; priority {priority}; "
+    facts = [
+        f"`{report.command('tools.bench.quantisations', argv)}`",
+        f"{args.gguf.name}, {len(rows)} rows",
         f"speeds in tokens/s, two threads, medians of {args.repeats}",
-        "",
+        f"priority {'raised' if raised else 'normal'}",
+    ]
+    body = [
         f"| weights | bits a weight | file | perplexity | mean KL to f32, nats | {' | '.join(SPEEDS)} |",
         "|---|---|---|---|---|---|---|",
         *table,
-        "",
     ]
-    text = "\n".join(lines)
-    print(text)
-    if not args.no_log:
-        with LOG.open("a", encoding="utf-8") as log:
-            log.write("\n" + text)
+    report.publish(report.section("weight quantisations", facts, body), no_log=args.no_log)
     return 0
 
 

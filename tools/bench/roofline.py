@@ -32,8 +32,7 @@ from cecilia.engine.load import DEFAULT_PROFILE, PROFILES, load_runner  # noqa: 
 from cecilia.engine.runner import Runner  # noqa: E402
 from cecilia.errors import CeciliaError  # noqa: E402
 from cecilia.state.pages import POSITIONS  # noqa: E402
-from tools.bench import ours, system  # noqa: E402
-from tools.bench.peers import LOG, public  # noqa: E402
+from tools.bench import ours, report, system  # noqa: E402
 
 PEAKS = Path(__file__).with_name("peaks.c")
 DEPTHS, PREFILL = (128, 4096), (512,)
@@ -213,34 +212,28 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("models", type=Path, nargs="*", default=[ours.MODEL], metavar="FILE.l3r")
     found.add_argument("--threads", type=ours.numbers, default=[1, 2], metavar="N,N")
     found.add_argument("--profile", default=DEFAULT_PROFILE)
-    found.add_argument("--no-log", action="store_true", help="do not append to docs/BENCH.md")
+    report.add_log_option(found)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, append to docs/BENCH.md; exit codes are those of cecilia.errors."""
     args = parser().parse_args(argv)
-    given = sys.argv[1:] if argv is None else list(argv)
     raised = system.raise_priority()
-    lines = [
-        f"### {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, where the time goes",
-        "",
-        f"`{' '.join(['python -m tools.bench.roofline', *public(given)])}`; {isa.name()}, {args.profile}; "
-        f"{system.machine()}; priority {'raised' if raised else 'normal'}",
-        "",
+    facts = [
+        f"`{report.command('tools.bench.roofline', argv)}`",
+        f"{isa.name()}, {args.profile}",
+        f"priority {'raised' if raised else 'normal'}",
     ]
+    body: list[str] = []
     try:
         for path in args.models:
             for threads in args.threads:
-                lines += section(path, threads, measure_peaks(threads), args.profile)
+                body += section(path, threads, measure_peaks(threads), args.profile)
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    text = "\n".join(lines)
-    print(text)
-    if not args.no_log:
-        with LOG.open("a", encoding="utf-8") as log:
-            log.write("\n" + text)
+    report.publish(report.section("where the time goes", facts, body), no_log=args.no_log)
     return 0
 
 
