@@ -10,6 +10,8 @@ cdef class Routes:
     cdef int32_t *ids        # [T][used], ascending
     cdef float *weights      # [T][used]
     cdef int64_t *starts     # [E + 1]
+    cdef int64_t *active     # [actives] experts that have rows, ascending
+    cdef int64_t actives
     cdef int64_t *row_tokens
     cdef float *row_weights
     cdef void sort(self, int64_t tokens) noexcept nogil

@@ -40,15 +40,18 @@ cdef class Routes:
         self.ids = <int32_t *>calloc(capacity * used, sizeof(int32_t))
         self.weights = <float *>calloc(capacity * used, sizeof(float))
         self.starts = <int64_t *>calloc(experts + 1, sizeof(int64_t))
+        self.active = <int64_t *>calloc(experts, sizeof(int64_t))
         self.row_tokens = <int64_t *>calloc(capacity * used, sizeof(int64_t))
         self.row_weights = <float *>calloc(capacity * used, sizeof(float))
-        if not (self.ids and self.weights and self.starts and self.row_tokens and self.row_weights):
+        if not (self.ids and self.weights and self.starts and self.active and self.row_tokens
+                and self.row_weights):
             raise MemoryError("routes")
 
     def __dealloc__(self):
         free(self.ids)
         free(self.weights)
         free(self.starts)
+        free(self.active)
         free(self.row_tokens)
         free(self.row_weights)
 
@@ -76,6 +79,11 @@ cdef class Routes:
         for e in range(self.experts, 0, -1):
             self.starts[e] = self.starts[e - 1]
         self.starts[0] = 0
+        self.actives = 0
+        for e in range(self.experts):
+            if self.starts[e] < self.starts[e + 1]:
+                self.active[self.actives] = e
+                self.actives += 1
 
 
 cdef class GroupRouter:
@@ -223,10 +231,12 @@ cdef class Experts:
 
     def __cinit__(self, gate, up, down, *, shared=None, ExpertBuffers buffers not None):
         cdef int64_t e
-        cdef Weight w_up, w_down, w = gate[0]
-        self.experts, self.ff, self.cols = len(gate), w.rows, w.cols
-        if not buffers.used <= self.experts <= MOST_EXPERTS:
-            raise ValueError(f"{buffers.used} of {self.experts} experts")
+        cdef Weight w, w_up, w_down
+        self.experts = len(gate)
+        if not buffers.used <= self.experts <= MOST_EXPERTS or not len(gate) == len(up) == len(down):
+            raise ValueError(f"{buffers.used} of {len(gate)}, {len(up)} and {len(down)} experts")
+        w = gate[0]
+        self.ff, self.cols = w.rows, w.cols
         self.weights = [gate, up, down, shared]
         self.used, self.capacity = buffers.used, buffers.capacity
         self.gathered, self.hidden = buffers.gathered, buffers.hidden
@@ -291,14 +301,14 @@ cdef class Experts:
         cdef int64_t per_expert = (self.ff + CEC_TILE - 1) // CEC_TILE
         cdef int64_t per_shared = (self.shared_ff + CEC_TILE - 1) // CEC_TILE
         cdef int64_t products = (rows * self.ff + T * self.shared_ff) * self.cols
-        cdef int64_t read = min(rows, self.experts) * per_expert * self.codes.gate_bytes
+        cdef int64_t read = routes.actives * per_expert * (self.codes.gate_bytes + self.codes.up_bytes)
         cdef int threads = team(read // BYTES_PER_NANOSECOND + products // PRODUCTS_PER_NANOSECOND)
         cdef int64_t out_tiles = (self.cols + CEC_TILE - 1) // CEC_TILE
         with parallel(num_threads=threads):
             if T > 1:
                 for i in prange(rows, schedule="static"):
                     copy_row(x, routes.row_tokens[i], self.gathered, i)
-            for i in prange(self.experts * per_expert + per_shared, schedule="dynamic", chunksize=4):
+            for i in prange(routes.actives * per_expert + per_shared, schedule="dynamic", chunksize=4):
                 self._gate_up(ops, x, routes, i, per_expert)
             for i in prange(rows + T, schedule="static"):
                 self._gate(routes, i, rows)
@@ -308,15 +318,14 @@ cdef class Experts:
     cdef void _gate_up(self, const cec_linear_ops *ops, Activations x, Routes routes, int64_t item,
                        int64_t per_expert) noexcept nogil:
         """One tile of gate and that of up, of an expert for its rows or of the shared one for all tokens."""
-        cdef int64_t e = item // per_expert, tile = item % per_expert, first, last
-        if e >= self.experts:
-            tile = item - self.experts * per_expert
+        cdef int64_t e, tile = item % per_expert, first, last
+        if item >= routes.actives * per_expert:
+            tile = item - routes.actives * per_expert
             self._two_tiles(ops, &self.shared, &self.shared_codes, &x.acts, 0, routes.tokens, tile,
                             self.shared_ff, self.shared_gate_up.p)
             return
+        e = routes.active[item // per_expert]
         first, last = routes.starts[e], routes.starts[e + 1]
-        if first == last:
-            return
         if routes.tokens > 1:
             self._two_tiles(ops, &self.of[e], &self.codes, &self.gathered.acts, first, last, tile,
                             self.ff, self.gate_up.p)
@@ -358,11 +367,10 @@ cdef class Experts:
         cdef float *part = <float *>(room + self.room)  # [rows of an expert][16]
         cdef float *to = y.p + tile * CEC_TILE
         cdef int rows = <int>min(CEC_TILE, self.cols - tile * CEC_TILE)
-        cdef int64_t e, i, j, first, last
-        for e in range(self.experts):
+        cdef int64_t a, e, i, j, first, last
+        for a in range(routes.actives):
+            e = routes.active[a]
             first, last = routes.starts[e], routes.starts[e + 1]
-            if first == last:
-                continue
             ops.tile[self.codes.down](self.of[e].down + tile * self.codes.down_bytes,
                                       &self.hidden.acts, first, last, rows,
                                       part - first * CEC_TILE, CEC_TILE, 0, room)
@@ -399,9 +407,11 @@ cdef class Grouped:
     cdef const char **data  # [G]
 
     def __cinit__(self, weights):
-        cdef Weight w
-        cdef Weight first = weights[0]
+        cdef Weight w, first
         self.weights = list(weights)
+        if not self.weights:
+            raise ValueError("a grouped layer without weights")
+        first = self.weights[0]
         self.rows, self.cols, self.code = first.rows, first.cols, first.code
         self.ints = self.code > 1
         for w in self.weights:

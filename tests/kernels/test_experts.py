@@ -126,7 +126,7 @@ def test_experts_are_linear_layers_added_in_order(name: str, fmt: str) -> None:
     block = Block(fmt)
     x, logits = case(19, 12)
     want = block.expected(x, logits)
-    for chunk in (1, 3, 16, 19):
+    for chunk in (1, 3, 16, 17, 19):
         for count in (1, 2):
             threads.set_threads(count)
             assert block.run(x, logits, chunk).tobytes() == want.tobytes(), (chunk, count)
@@ -204,6 +204,11 @@ def test_routing_follows_the_definition(shift: float) -> None:
 def test_of_equals_the_first() -> None:
     (found,) = routed(np.zeros((1, 16)), np.zeros(16))
     assert [e for e, _ in found] == [0, 1, 2]
+    # groups 1, 2 and 3 tie: the first two stay; of 5, 6, 8 and 9, equal too, the first three
+    logits = np.zeros((1, 16))
+    logits[0, [5, 6, 8, 9, 14, 15]] = 1.0
+    (found,) = routed(logits, np.zeros(16))
+    assert [e for e, _ in found] == [5, 6, 8]
 
 
 def test_values_that_are_no_numbers_give_valid_experts_and_no_numbers() -> None:
@@ -247,13 +252,22 @@ def test_wrong_operands() -> None:
     with pytest.raises(ValueError, match="expected 64"):
         Experts(block.gate, block.up, block.gate, buffers=buffers)
     many = ExpertBuffers(cols=D, ff=64, shared_ff=0, used=13, capacity=4)
-    with pytest.raises(ValueError, match="13 of 12 experts"):
+    with pytest.raises(ValueError, match="13 of 12, 12 and 12 experts"):
         Experts(block.gate, block.up, block.down, buffers=many)
     with pytest.raises(ValueError, match="buffers of 96, 64 and 64"):
         Experts(block.gate, block.up, block.down, buffers=Block("q4_32").buffers(4))
     other = Block("q8_32")
     with pytest.raises(ValueError, match="beside others"):
         Experts([*block.gate[:-1], other.gate[-1]], block.up, block.down, buffers=buffers)
+    for parts in (
+        (block.gate, block.up[:-1], block.down),
+        (block.gate, block.up, [*block.down] * 2),
+        ([], [], []),
+    ):
+        with pytest.raises(ValueError, match="3 of "):
+            Experts(*parts, buffers=buffers)
+    with pytest.raises(ValueError, match="without weights"):
+        Grouped([])
     with pytest.raises(ValueError, match="no two best"):
         GroupRouter(Vector(np.zeros(4, np.float32)), groups=4, groups_used=2, scale=1.0)
     with pytest.raises(ValueError, match="beside q4_32"):
