@@ -13,8 +13,6 @@
 #include "lanes.h"
 #include "table.h"
 
-#define CEC_INLINE static inline __attribute__((always_inline))
-
 enum { CEC_ROWS = 6 }; /* query rows that share a load of K or V: 6 x 4 accumulators of 16 lanes fit 32 registers */
 
 /* ---- rows into pages ---- */

@@ -12,8 +12,6 @@
 #include "lanes.h"
 #include "table.h"
 
-#define CEC_INLINE_DELTA static inline __attribute__((always_inline))
-
 /* Sum of x[i] * y[i]; n % 16 == 0. */
 static float delta_dot(const float *x, const float *y, int64_t n) {
     float lane[CEC_LANES] = {0};
@@ -50,8 +48,8 @@ enum { CEC_CHAINS = 4 }; /* sums kept apart, by k % 4: one alone would wait for 
 
 /* One token of the recurrence on 16 columns of the state. What the token before adds to the state, k u, is added on
  * the way: the state is read and written once a token. With `pending` 0 there is nothing to add. */
-CEC_INLINE_DELTA void delta_step(float *restrict s, int64_t K, const cec_delta_token *now, const float *last_k,
-                                 float u[CEC_LANES], const float *v, int pending, float *restrict o) {
+CEC_INLINE void delta_step(float *restrict s, int64_t K, const cec_delta_token *now, const float *last_k,
+                           float u[CEC_LANES], const float *v, int pending, float *restrict o) {
     float sk[CEC_CHAINS][CEC_LANES] = {{0}}, sq[CEC_CHAINS][CEC_LANES] = {{0}};
     for (int64_t k = 0; k < K; k += CEC_CHAINS)
         for (int c = 0; c < CEC_CHAINS; c++) {

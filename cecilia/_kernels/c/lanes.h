@@ -5,6 +5,8 @@
 #ifndef CECILIA_LANES_H
 #define CECILIA_LANES_H
 
+#define CEC_INLINE static inline __attribute__((always_inline))
+
 enum { CEC_LANES = 16 };
 
 /* Sum of 16 lanes; overwrites them. */
