@@ -18,13 +18,10 @@ from cecilia._kernels.buffer import Activations, Matrix
 from cecilia._kernels.linear import Linear
 from cecilia._kernels.pointwise import add_bias, rmsnorm, rmsnorm_heads, swiglu
 from cecilia.arch.base import TensorSpec, bad_hyper, matrix, parse_hyper, vector
+from cecilia.layers.head import Head
 from cecilia.layers.rope import Rope
 from cecilia.layers.weights import Weights
 from cecilia.state.state import State
-
-HEAD_ROWS = (
-    16  # tokens whose logits are computed together: V is large, so they are never all held for a chunk
-)
 
 EMBED = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
@@ -162,14 +159,13 @@ class Dense:
         for i in range(spec.layers):
             offset = i * _layer_page_bytes(spec, kv)
             self._layers.append(_Layer(spec, variant, weights, i, kv=kv, offset=offset, chunk=chunk))
-        self._norm = weights.vector(NORM)
-        self._head = Linear([self._embed]) if spec.tied else weights.linear(HEAD)
+        head = Linear([self._embed]) if spec.tied else weights.linear(HEAD)
+        self._head = Head(weights.vector(NORM), head, spec.norm_eps, chunk=chunk)
         self._allocate(chunk)
 
     def _allocate(self, chunk: int) -> None:
         """The work buffers of a forward pass, shared by all layers."""
         spec, layers = self._spec, self._layers
-        head_rows = min(chunk, HEAD_ROWS)
         self._rope = Rope(spec.head_dim, spec.rope_base, chunk)
         self._x = Matrix(chunk, spec.width)
         inputs = any(layer.qkv.ints or layer.gate_up.ints for layer in layers)
@@ -179,9 +175,6 @@ class Dense:
         self._attended = Activations(chunk, spec.heads * spec.head_dim, ints=outputs)
         self._gate_up = Matrix(chunk, 2 * spec.ff)
         self._gated = Activations(chunk, spec.ff, ints=any(layer.down.ints for layer in layers))
-        self._last = Activations(head_rows, spec.width, ints=self._head.ints)
-        self._logits = Matrix(head_rows, spec.vocab)
-        self._logits_view = np.asarray(self._logits)
 
     def forward(
         self, tokens: Sequence[int], state: State, first: int, *, last_only: bool
@@ -200,7 +193,7 @@ class Dense:
             layer.gate_up(self._h, n, self._gate_up)
             swiglu(self._gate_up, self._gated, n)
             layer.down(self._gated, n, x, add=True)
-        return self._logits_of(n - 1, n) if last_only else self._all_logits(n)
+        return self._head(x, n, last_only=last_only)
 
     def _adjust_heads(self, layer: _Layer, n: int) -> None:
         """What the variant does to q, k and v [T, (H + 2G) K] before they are rotated."""
@@ -210,18 +203,3 @@ class Dense:
         if layer.q_norm is not None and layer.k_norm is not None:
             rmsnorm_heads(self._qkv, layer.q_norm, eps, n, first=0, heads=heads)
             rmsnorm_heads(self._qkv, layer.k_norm, eps, n, first=heads, heads=kv_heads)
-
-    def _logits_of(self, first: int, end: int) -> NDArray[np.float32]:
-        """Logits of rows first .. end of x, at most HEAD_ROWS: a view."""
-        n = end - first
-        rmsnorm(self._x, self._norm, self._spec.norm_eps, self._last, n, first=first)
-        self._head(self._last, n, self._logits)
-        return self._logits_view[:n]
-
-    def _all_logits(self, tokens: int) -> NDArray[np.float32]:
-        logits = np.empty((tokens, self._spec.vocab), np.float32)
-        step = self._last.rows
-        for first in range(0, tokens, step):
-            end = min(first + step, tokens)
-            logits[first:end] = self._logits_of(first, end)
-        return logits

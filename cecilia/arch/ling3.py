@@ -28,6 +28,7 @@ from cecilia._kernels.experts import ExpertBuffers, Experts, GroupRouter, Routes
 from cecilia._kernels.mla import ExpandedAttention
 from cecilia._kernels.pointwise import gate_heads, rmsnorm, swiglu
 from cecilia.arch.base import Hints, TensorSpec, bad_hyper, matrix, parse_hyper, vector
+from cecilia.layers.head import Head
 from cecilia.layers.rope import Rope, Yarn
 from cecilia.layers.weights import Weights
 from cecilia.state.state import State
@@ -35,7 +36,6 @@ from cecilia.state.state import State
 HINTS = Hints(think=("<think>", "</think>"), stops=("<|role_end|>",))
 
 CONV_WIDTH = 4
-HEAD_ROWS = 16  # tokens whose logits are computed together
 FLOATS = frozenset({"f32", "bf16"})
 
 EMBED = "model.word_embeddings.weight"
@@ -389,12 +389,7 @@ class Ling3:
         for i in range(spec.layers):
             mlas = sum(spec.is_mla(j) for j in range(i))
             self._layers.append(_Layer(spec, weights, i, buffers, kv=kv, chunk=chunk, mlas=mlas))
-        self._norm = weights.vector(NORM)
-        self._head = weights.linear(HEAD)
-        rows = min(chunk, HEAD_ROWS)
-        self._last = _acts(rows, spec.width)
-        self._logits = Matrix(rows, spec.vocab)
-        self._logits_view = np.asarray(self._logits)
+        self._head = Head(weights.vector(NORM), weights.linear(HEAD), spec.norm_eps, chunk=chunk)
 
     def forward(
         self, tokens: Sequence[int], state: State, first: int, *, last_only: bool
@@ -408,17 +403,7 @@ class Ling3:
             layer.attention(b, state, first, n)
             rmsnorm(b.x, layer.mlp_norm, eps, b.h, n)
             layer.mlp(b, n)
-        if last_only:
-            return self._logits_of(n - 1, n)
-        parts = [self._logits_of(i, min(i + HEAD_ROWS, n)).copy() for i in range(0, n, HEAD_ROWS)]
-        return np.concatenate(parts)
-
-    def _logits_of(self, start: int, stop: int) -> NDArray[np.float32]:
-        """A view of the logits of rows start .. stop of the residual stream, valid until the next call."""
-        n = stop - start
-        rmsnorm(self._buffers.x, self._norm, self._spec.norm_eps, self._last, n, first=start)
-        self._head(self._last, n, self._logits)
-        return self._logits_view[:n]
+        return self._head(b.x, n, last_only=last_only)
 
 
 def bind(spec: Ling3Spec, weights: Weights, *, kv: str, chunk: int) -> Ling3:
