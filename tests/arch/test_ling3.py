@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from tests.reference import ling3 as reference
 from tests.reference.test_reference_ling3 import RANDOM, checkpoint
 
 PROFILES = ("f32", "bf16-v1", "int8-v1")
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    before = isa.name(), threads.threads()
-    yield
-    isa.use(before[0])
-    threads.set_threads(before[1])
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,14 +20,6 @@ RECIPES = ("f32", "bf16", "int8")
 HALF_STEPS = (
     64 / 2 / 16383
 )  # int8: what rounding a page's 64 weights to 14 bits can cost, relative to the largest |v|
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    before = isa.name(), threads.threads()
-    yield
-    isa.use(before[0])
-    threads.set_threads(before[1])
 
 
 @dataclass(frozen=True)

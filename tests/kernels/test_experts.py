@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -24,14 +22,6 @@ D, F, SHARED = (
     64,
 )  # 40 rows are two and a half tiles; K of `down` must be a multiple of 32 when quantised
 CONFIG = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5}
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    before = isa.name(), threads.threads()
-    yield
-    isa.use(before[0])
-    threads.set_threads(before[1])
 
 
 def weight(rng: np.random.Generator, rows: int, cols: int, fmt: str) -> Weight:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,14 +14,6 @@ from cecilia.formats import quant
 INTEGER = ("q8_32", "q4_32", "q4a_32")
 FLOAT = ("f32", "bf16")
 SHAPES = [(16, 32), (1, 64), (37, 96), (64, 608), (24, 1536)]
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    before = isa.name(), threads.threads()
-    yield
-    isa.use(before[0])
-    threads.set_threads(before[1])
 
 
 def aligned(data: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,6 @@ BASE = 10000.0
 TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "int8": 6e-2}
 HEADS, NOPE, ROPE, VALUE = 3, 32, 16, 48
 COLUMN = 5  # where the shared key starts
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    before = isa.name(), threads.threads()
-    yield
-    isa.use(before[0])
-    threads.set_threads(before[1])
 
 
 def inputs(tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,14 +14,6 @@ from cecilia.formats import quant
 
 SIZES = [1, 15, 16, 17, 33, 576, 1535]
 EPS = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    before = isa.name(), threads.threads()
-    yield
-    isa.use(before[0])
-    threads.set_threads(before[1])
 
 
 def matrix(data: np.ndarray) -> Matrix:
