@@ -12,7 +12,7 @@ import platform
 # neither is set, 30 billion when active, 0 when passive). About 15 microseconds of spinning bridge most gaps
 # between two parallel regions of a decoding step. Longer spinning gains a few per cent on idle cores, and
 # beside a busy process it burns the time slices that the computing threads then lack (docs/BENCH.md). A spin
-# is a pause instruction, some 140 cycles on x86-64, and a loop of about 4 on Arm, where `yield` does nothing.
+# is a pause instruction, some 140 cycles on x86-64; on Arm it is taken for about 4, which was not measured.
 # OMP_PROC_BIND=false lets the kernel scheduler move threads; binding is done by name, not by accident.
 # numpy's OpenBLAS and the tokenizers library have pools of their own, which we never use: neither is started.
 _OPENMP_DEFAULTS = {

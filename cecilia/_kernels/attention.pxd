@@ -42,7 +42,8 @@ cdef class PagedAttention:
     cdef int recipe
     cdef int64_t offset, capacity, group
     cdef int64_t key_part, head_part  # bytes of a page: of a head's keys, of its keys and values
-    cdef int _shape(self, int64_t kv_heads, int64_t key_dim, int64_t value_dim) except -1
+    cdef int _bind(self, int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, str kv,
+                   int64_t offset, int64_t capacity) except -1
     cdef int _check(self, Matrix cos, Matrix sin, int64_t half, PageList pages, int64_t first, int64_t tokens,
                     Activations out) except -1
     cdef void attend(self, Call *call, Matrix cos, Matrix sin, PageList pages, int64_t first, int64_t tokens,

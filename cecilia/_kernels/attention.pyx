@@ -78,16 +78,15 @@ cdef class PagedAttention:
     come about: `key`, `value` and `query`. Raises ValueError.
     """
 
-    def __cinit__(self, *, int64_t heads, str kv, int64_t offset, int64_t capacity, **_):
+    cdef int _bind(self, int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim, str kv,
+                   int64_t offset, int64_t capacity) except -1:
+        """Check and set everything, and reserve the room that calls need."""
         if kv not in RECIPES:
             raise ValueError(f"KV recipe {kv!r}; there are: {' '.join(RECIPES)}")
         if heads < 1 or offset < 0 or offset % CEC_ALIGN or capacity < 1:
             raise ValueError(f"{heads} heads, offset {offset}, capacity {capacity}")
         self.heads, self.kv, self.offset, self.capacity = heads, kv, offset, capacity
         self.recipe = RECIPES[kv]
-
-    cdef int _shape(self, int64_t kv_heads, int64_t key_dim, int64_t value_dim) except -1:
-        """Set the shapes of rows and pages, and reserve the room they need."""
         cdef int64_t width
         if kv_heads < 1 or self.heads % kv_heads:
             raise ValueError(f"{self.heads} heads over {kv_heads} KV heads")
@@ -273,8 +272,10 @@ cdef class PagedAttention:
 cdef class Attention(PagedAttention):
     """Grouped-query attention: keys and values head_dim (D) wide, rotated as pairs (i, i + D/2)."""
 
-    def __cinit__(self, *, int64_t kv_heads, int64_t head_dim, **_):
-        self._shape(kv_heads, head_dim, head_dim)
+    def __cinit__(
+        self, *, int64_t heads, int64_t kv_heads, int64_t head_dim, str kv, int64_t offset, int64_t capacity
+    ):
+        self._bind(heads, kv_heads, head_dim, head_dim, kv, offset, capacity)
 
     @property
     def head_dim(self):

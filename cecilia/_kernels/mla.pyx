@@ -26,11 +26,12 @@ cdef class ExpandedAttention(PagedAttention):
 
     cdef readonly int64_t nope_dim, rope_dim
 
-    def __cinit__(self, *, int64_t nope_dim, int64_t rope_dim, int64_t value_dim, **_):
+    def __cinit__(self, *, int64_t heads, int64_t nope_dim, int64_t rope_dim, int64_t value_dim, str kv,
+                  int64_t offset, int64_t capacity):
         if nope_dim < 1 or rope_dim < 2 or rope_dim % 2:
             raise ValueError(f"keys of {nope_dim} and {rope_dim} rotated dimensions")
         self.nope_dim, self.rope_dim = nope_dim, rope_dim
-        self._shape(self.heads, nope_dim + rope_dim, value_dim)
+        self._bind(heads, heads, nope_dim + rope_dim, value_dim, kv, offset, capacity)
 
     def __call__(self, Matrix q not None, Matrix kv not None, Matrix compressed not None, int64_t column,
                  Matrix cos not None, Matrix sin not None, PageList pages not None, int64_t first,

@@ -67,6 +67,7 @@ def cache_costs(
         arch = architecture(file.metadata["architecture"])
         spec = arch.spec_from(file.metadata["hyper"])
         weights = tensor_bytes(file.tensors)
+        beside = weights + arch.state_bytes(spec)
     window = choose_window(context, spec.context)
     recipes: dict[str, dict[str, Any]] = {}
     for profile, kv in profiles.items():
@@ -77,7 +78,7 @@ def cache_costs(
             "bytes_per_token": page // POSITIONS,
             "window_bytes": total,
             "longest_window": most,
-            "fits": window <= most and memory.fits(weights + total),
+            "fits": window <= most and memory.fits(beside + total),
         }
     return {
         "window": window,

@@ -25,7 +25,7 @@ class Head:
         self._view = np.asarray(self._logits)
 
     def __call__(self, x: Matrix, tokens: int, *, last_only: bool) -> NDArray[np.float32]:
-        """Logits f32 [T, V] of the first `tokens` rows; with `last_only` [1, V], valid until the next call."""
+        """Logits f32 [T, V] of the first `tokens` rows; `last_only`: [1, V], valid until the next call."""
         if last_only:
             return self._part(x, tokens - 1, tokens)
         logits = np.empty((tokens, self._logits.cols), np.float32)

@@ -137,6 +137,10 @@ def test_wrong_operands() -> None:
     ):
         with pytest.raises(ValueError, match=fact):
             call(**changes)
+    with pytest.raises(TypeError, match="typo"):
+        ExpandedAttention(
+            heads=1, nope_dim=16, rope_dim=16, value_dim=16, kv="f32", offset=0, capacity=1, typo=2
+        )  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="head width 40"):
         ExpandedAttention(heads=1, nope_dim=24, rope_dim=16, value_dim=16, kv="f32", offset=0, capacity=1)
     with pytest.raises(ValueError, match="there are: f32 bf16 int8"):
