@@ -152,7 +152,10 @@ def _mla_tensors(spec: Ling3Spec, i: int) -> Iterator[tuple[str, TensorSpec]]:
         yield "q_proj.weight", matrix(q_rows, spec.width, i)
     yield "kv_a_proj_with_mqa.weight", matrix(spec.kv_rank + spec.rope_dim, spec.width, i)
     yield "kv_a_layernorm.weight", vector(spec.kv_rank, i)
+    # Expanded recipes make keys with the first; latent ones take queries to the latent space with the second,
+    # each head's matrix transposed: a quantised matrix cannot be turned without changing its values.
     yield "k_b_proj.weight", matrix(spec.heads * spec.nope_dim, spec.kv_rank, i)
+    yield "k_b_proj_t.weight", matrix(spec.heads * spec.kv_rank, spec.nope_dim, i)
     yield "v_b_proj.weight", matrix(spec.heads * spec.v_dim, spec.kv_rank, i)
     yield "g_proj.weight", _floats(spec.heads, spec.width, i)
     yield "dense.weight", matrix(spec.width, spec.heads * spec.v_dim, i)

@@ -54,9 +54,11 @@ def value_of(name: str, weights: Mapping[str, np.ndarray], spec: ling3.Ling3Spec
     head, _, last = name.rpartition("attention.")
     if last == "A":
         return np.exp(weights[f"{head}attention.A_log"].astype(np.float64))
-    if last in ("k_b_proj.weight", "v_b_proj.weight"):
+    if last in ("k_b_proj.weight", "k_b_proj_t.weight", "v_b_proj.weight"):
         both = weights[f"{head}attention.kv_b_proj.weight"].reshape(spec.heads, -1, spec.kv_rank)
         part = both[:, : spec.nope_dim] if last[0] == "k" else both[:, spec.nope_dim :]
+        if last == "k_b_proj_t.weight":
+            return np.ascontiguousarray(part.transpose(0, 2, 1)).reshape(-1, spec.nope_dim)
         return np.ascontiguousarray(part).reshape(-1, spec.kv_rank)
     return weights[name]
 

@@ -2,7 +2,7 @@
 """Ling-3.0 as its Hugging Face checkpoints have it: envelope, hyper-parameters, tensors.
 
 What the target has in another form: `kv_b_proj`, for each head k_nope rows and then v rows, is split into its
-k and its v part; `A_log` is stored as its exponential; the taps of the short convolutions, [P, 1, W], become
+k and its v part, the k part also as the transpose of each head's matrix; `A_log` is stored as its exponential; the taps of the short convolutions, [P, 1, W], become
 vectors.
 """
 
@@ -22,7 +22,7 @@ from cecilia.errors import ModelFileError
 from .checkpoint import Mapped, check_shape, expect_shape, shown
 from .hf_config import Envelope, invalid, number, positive, rope_settings
 from .hf_source import HuggingFaceSource
-from .views import Reordered, rows_of_heads
+from .views import Reordered, Transposed, rows_of_heads
 
 _ENVELOPE = Envelope(
     read={
@@ -208,18 +208,19 @@ def notes(source: HuggingFaceSource, values: dict[str, Any]) -> list[str]:
 
 
 def _source_name(name: str) -> str:
-    for ours, theirs in ((".k_b_proj.", ".kv_b_proj."), (".v_b_proj.", ".kv_b_proj.")):
-        name = name.replace(ours, theirs)
+    for ours in (".k_b_proj.", ".k_b_proj_t.", ".v_b_proj."):
+        name = name.replace(ours, ".kv_b_proj.")
     return f"{name}_log" if name.endswith(".attention.A") else name
 
 
 def _mapped(source: HuggingFaceSource, name: str, spec: TensorSpec, values: dict[str, Any]) -> Mapped:
     tensor = source.tensor(_source_name(name))
     heads, nope, v, rank = (values[key] for key in ("heads", "nope_dim", "v_dim", "kv_rank"))
-    if name.endswith((".k_b_proj.weight", ".v_b_proj.weight")):
+    if tensor.name.endswith(".kv_b_proj.weight"):
         expect_shape(tensor.name, tensor.shape, (heads * (nope + v), rank))
-        part = (0, nope) if name.endswith(".k_b_proj.weight") else (nope, nope + v)
-        return Mapped(name, spec, Reordered(tensor, rows_of_heads(heads, nope + v, *part)))
+        part = (nope, nope + v) if name.endswith(".v_b_proj.weight") else (0, nope)
+        rows = Reordered(tensor, rows_of_heads(heads, nope + v, *part))
+        return Mapped(name, spec, Transposed(rows, nope, rank) if ".k_b_proj_t." in name else rows)
     if name.endswith("_conv1d.weight"):
         expect_shape(tensor.name, tensor.shape, (spec.cols // CONV_WIDTH, 1, CONV_WIDTH))
         return Mapped(name, spec, tensor.shaped(spec.cols))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a source's tensor of whose rows the target has some, or all in another order."""
+"""Views of a source's tensor: some of its rows, its rows in another order, its heads transposed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .checkpoint import SourceTensor
+from .checkpoint import Rows, SourceTensor
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,33 @@ class Reordered:
         rows = self.order[first:end]
         low = int(rows.min())
         return self.source.read(low, int(rows.max()) + 1)[rows - low]
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Each head's matrix [R, C] as [C, R]: the view is [heads * C, R] of a source of plain numbers."""
+
+    source: Rows
+    per_head: int  # R
+    cols: int  # C
+
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self.source.name
+
+    @property
+    def type_name(self) -> str:
+        """The source's."""
+        return self.source.type_name
+
+    def read(self, first: int, end: int) -> np.ndarray:
+        """Rows first .. end of the view, u8 [rows, row bytes]."""
+        heads = range(first // self.cols, (end - 1) // self.cols + 1)
+        whole = self.source.read(heads.start * self.per_head, heads.stop * self.per_head)
+        numbers = whole.reshape(len(heads), self.per_head, self.cols, -1)  # the last axis: bytes of a number
+        turned = numbers.transpose(0, 2, 1, 3).reshape(len(heads) * self.cols, -1)
+        return turned[first - heads.start * self.cols : end - heads.start * self.cols]
 
 
 def halves_of_pairs(rows: int, heads: int) -> np.ndarray:
