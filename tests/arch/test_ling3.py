@@ -49,6 +49,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     for i in range(spec.layers):
         p = f"model.layers.{i}.attention."
         if spec.is_mla(i):
+            del made[p + "k_b_proj_t.weight"]
             k, v = (made.pop(f"{p}{n}_b_proj.weight").reshape(spec.heads, -1, spec.kv_rank) for n in "kv")
             made[p + "kv_b_proj.weight"] = np.concatenate([k, v], axis=1).reshape(-1, spec.kv_rank)
         else:

@@ -2,8 +2,8 @@
 """Ling-3.0 as its Hugging Face checkpoints have it: envelope, hyper-parameters, tensors.
 
 What the target has in another form: `kv_b_proj`, for each head k_nope rows and then v rows, is split into its
-k and its v part, the k part also as the transpose of each head's matrix; `A_log` is stored as its exponential; the taps of the short convolutions, [P, 1, W], become
-vectors.
+k and its v part, and the k part stands there a second time, each head's matrix transposed; `A_log` is stored
+as its exponential; the taps of the short convolutions, [P, 1, W], become vectors.
 """
 
 from __future__ import annotations
