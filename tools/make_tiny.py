@@ -2,81 +2,70 @@
 """Make a model of any size with random weights and a byte tokenizer, in seconds, for tests and the curious.
 
     python -m tools.make_tiny --out FILE.l3r [--architecture llama --layers 2 --width 64 ...] [--seed 0]
+    python -m tools.make_tiny --out FILE.l3r --architecture ling3 --full [--layers 8]
 
-The same arguments give the same file.
+The same arguments give the same file. `--full` takes the sizes of the published model, which makes a file of
+some 5 GB in minutes; with `--layers` fewer of the same layers.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cecilia.arch import ARCHITECTURES
-from cecilia.arch.base import TensorSpec
 from cecilia.errors import CeciliaError
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
-from cecilia.formats.quant import FORMATS, pack, quantise
-from tools.convert.vocabulary import byte_vocabulary
+from cecilia.formats.quant import FORMATS
+from tools.convert.byte_vocabulary import byte_vocabulary
+from tools.convert.quantisation import QUANTISATIONS, Quantisation, alignment, fitting, quantisation
+from tools.random_weights import RandomWeights
+from tools.shapes import FULL, MICRO, hyper
 
-Values = np.ndarray[Any, np.dtype[np.float32]]
-
-DENSE = ("llama", "qwen2", "qwen3")
-"""Architectures whose hyper-parameters are those of HYPER."""
-
-HYPER: dict[str, Any] = {
-    "layers": 2,
-    "width": 64,
-    "ff": 160,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 16,
-    "vocab": 320,
-    "context": 512,
-    "norm_eps": 1e-5,
-    "rope_base": 10000.0,
-    "tied": False,  # a tied random model says the last token again and again
-}
-
-
-def tensors(specs: dict[str, TensorSpec], seed: int) -> Iterator[tuple[str, Values]]:
-    """Random f32 weights, one tensor at a time: matrices [R, K] scaled to keep the size of what passes, norms
-    [D] near one, biases near zero."""
-    rng = np.random.default_rng(seed)
-    for name, spec in specs.items():
-        if spec.rank == 2:
-            values = rng.standard_normal((spec.rows, spec.cols), np.float32)
-            values *= np.float32(spec.cols**-0.5)
-        elif name.endswith(".bias"):
-            values = rng.uniform(-0.5, 0.5, spec.cols)
-        else:
-            values = rng.uniform(0.5, 1.5, spec.cols)
-        yield name, values.astype(np.float32, copy=False)
+QUANTS = (*FORMATS, "w8a8", "w4a8")
+DEFAULT_QUANT, DEFAULT_FULL_QUANT = "q8_32", "w4a8"
 
 
 def make_tiny(
-    path: Path, *, architecture: str = "llama", quant: str = "q8_32", seed: int = 0, **hyper: Any
+    path: Path,
+    *,
+    architecture: str = "llama",
+    quant: str | None = None,
+    seed: int = 0,
+    full: bool = False,
+    **changes: Any,
 ) -> Path:
-    """Write the model to `path` and return it. `quant`: format of the matrices; `hyper`: in place of HYPER's.
+    """Write the model to `path` and return it.
 
-    Raises ModelFileError and UsageError when the shapes are none this architecture or tokenizer can have.
+    `quant`: one of QUANTS, by default q8_32, or w4a8 for a full size; a matrix that cannot have its format is
+    f32. `changes`: hyper-parameters in place of those of tools.shapes. Raises ModelFileError and UsageError
+    when the shapes are none this architecture or tokenizer can have.
     """
-    wanted = HYPER | hyper
-    words = byte_vocabulary(wanted["vocab"])
+    quant = quant or (DEFAULT_FULL_QUANT if full else DEFAULT_QUANT)
+    wanted = hyper(architecture, full=full, changes=changes)
+    words = byte_vocabulary(wanted["vocab"], architecture)
     arch = ARCHITECTURES[architecture]
     specs = arch.tensors(arch.spec_from(wanted))
+    formats = _formats(quant, architecture, list(specs))
     plan = [
-        PlannedTensor(name, "f32" if s.rank == 1 else quant, s.rank, s.rows, s.cols, s.layer)
+        PlannedTensor(
+            name,
+            "f32" if s.rank == 1 else fitting(s, formats.wanted(name, "f32"), "f32"),
+            s.rank,
+            s.rows,
+            s.cols,
+            s.layer,
+            alignment(name),
+        )
         for name, s in specs.items()
     ]
     metadata = {
         "architecture": architecture,
         "hyper": wanted,
-        "name": "tiny",
+        "name": f"{architecture} of full width, random weights" if full else "tiny",
         "weights": "random",
         "license": "Apache-2.0",
         "provenance": {"source": f"seed {seed}", "converter": "make_tiny", "quant": quant},
@@ -86,29 +75,55 @@ def make_tiny(
     writer = ModelWriter(
         path, metadata=metadata, tokenizer=words.tokenizer, chat_template=words.chat_template, tensors=plan
     )
+    weights = RandomWeights(architecture, seed, noise=full)
     with writer:
-        for name, values in tensors(specs, seed):
-            writer.write(name, values if values.ndim == 1 else pack(quantise(values, quant)))
+        for tensor in plan:
+            writer.write_parts(tensor.name, weights.parts(tensor))
         writer.finish()
     return path
 
 
-def main() -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
+def _formats(quant: str, architecture: str, names: Sequence[str]) -> Quantisation:
+    if quant in QUANTISATIONS:
+        return quantisation(quant, architecture, names)
+    return Quantisation(quant, quant)
+
+
+def parser(architecture: str) -> argparse.ArgumentParser:
+    """The command line, with a flag for each of the architecture's hyper-parameters."""
+    found = argparse.ArgumentParser(
         prog="python -m tools.make_tiny", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--architecture", choices=DENSE, default="llama")
-    parser.add_argument("--quant", choices=FORMATS, default="q8_32", help="format of the matrices")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tied", action="store_true", help="use the embedding as the head")
-    for key, value in HYPER.items():
-        if key != "tied":
-            parser.add_argument(f"--{key.replace('_', '-')}", type=type(value), default=value)
-    arguments = vars(parser.parse_args())
+    found.add_argument("--out", type=Path, required=True)
+    found.add_argument("--architecture", choices=MICRO, default="llama")
+    found.add_argument(
+        "--quant",
+        choices=QUANTS,
+        help="format of the matrices; w4a8: routed experts q4_32, others q8_32 "
+        f"(default: {DEFAULT_QUANT}, full sizes {DEFAULT_FULL_QUANT})",
+    )
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument(
+        "--full", action="store_true", help=f"the published sizes; there are those of: {' '.join(FULL)}"
+    )
+    shape = found.add_argument_group("shape", "defaults of a micro model")
+    for key, value in MICRO[architecture].items():
+        flag = f"--{key.replace('_', '-')}"
+        if isinstance(value, bool):
+            shape.add_argument(flag, action="store_true", default=None)
+        else:
+            shape.add_argument(flag, type=type(value), help=f"default: {value}")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--architecture", choices=MICRO, default="llama")
+    known, _ = first.parse_known_args(argv)
+    given = vars(parser(known.architecture).parse_args(argv))
     try:
-        path = make_tiny(arguments.pop("out"), **arguments)
+        path = make_tiny(**{"path": given.pop("out")} | {k: v for k, v in given.items() if v is not None})
     except CeciliaError as error:
         print(error, file=sys.stderr)
         return error.exit_code

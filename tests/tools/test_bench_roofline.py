@@ -10,9 +10,10 @@ import pytest
 from cecilia.engine.load import load_runner
 from tools.bench import roofline
 from tools.bench.roofline import Peaks, Work
-from tools.make_tiny import HYPER, make_tiny
+from tools.make_tiny import make_tiny
+from tools.shapes import MICRO
 
-H = HYPER  # width 64, ff 160, 4 heads of 16 over 2 key/value heads, vocabulary 320, untied
+H = MICRO["llama"]  # width 64, ff 160, 4 heads of 16 over 2 key/value heads, vocabulary 320, untied
 
 
 def test_required_work(tmp_path: Path) -> None:

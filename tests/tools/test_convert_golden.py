@@ -77,7 +77,7 @@ def test_whole_vocabularies_give_every_golden_id(name: str) -> None:
         pytest.skip("the llama.cpp sources are not unpacked: make bench-peers")
     source = GgufSource(found[0])
     size = len(source.array("tokenizer.ggml.tokens", str))
-    words = gguf_vocabulary.vocabulary(source, size, None)
+    words = gguf_vocabulary.vocabulary(source, size, "llama", None)
     tokenizer = Tokenizer(words.tokenizer or b"", **without_pad(words.text))
     texts = Path(f"{found[0]}.inp").read_bytes().decode("utf-8").split("\n__ggml_vocab_test__\n")
     wanted = Path(f"{found[0]}.out").read_text(encoding="utf-8").split("\n")

@@ -14,8 +14,8 @@ from cecilia.errors import ModelFileError, UsageError
 from cecilia.formats.l3r import open_model
 from tests.tools import tiny_gguf
 from tools.convert.bpe import byte_alphabet
+from tools.convert.byte_vocabulary import byte_vocabulary
 from tools.convert.pipeline import Options, convert
-from tools.convert.vocabulary import byte_vocabulary
 
 
 def converted(tmp_path: Path, tokenizer: str | None = None, **keys: object) -> Tokenizer:

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.tools import tiny_gguf
-from tools.convert.vocabulary import byte_vocabulary
+from tools.convert.byte_vocabulary import byte_vocabulary
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 TEMPLATE = "{{ messages[0]['content'] }} from jinja"

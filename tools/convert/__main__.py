@@ -17,7 +17,8 @@ from cecilia.errors import CeciliaError
 from cecilia.formats.l3r_metadata import WEIGHTS
 
 from .interrupt import Terminated, sigterm_raises
-from .pipeline import QUANTISATIONS, Options, Report, convert
+from .pipeline import Options, Report, convert
+from .quantisation import QUANTISATIONS
 
 
 def parser() -> argparse.ArgumentParser:

@@ -13,7 +13,6 @@ import numpy as np
 
 from cecilia.arch.base import TensorSpec
 from cecilia.errors import ModelFileError
-from cecilia.formats.l3r_layout import TENSOR_ALIGN
 
 
 class Rows(Protocol):
@@ -69,10 +68,6 @@ class SourceTensor:
 
 Values = Callable[[np.ndarray], np.ndarray]
 
-# An expert is a gate, an up and a down matrix, in this order; the first is aligned so that an expert can be
-# dropped from memory and prefetched on its own.
-_ROUTED, _FIRST, _EXPERT_ALIGN = ".mlp.experts.", ".gate_proj.weight", 16384
-
 
 @dataclass(frozen=True)
 class Mapped:
@@ -85,16 +80,6 @@ class Mapped:
     spec: TensorSpec
     source: Rows
     values: Values | None = None
-
-    @property
-    def routed(self) -> bool:
-        """Whether it belongs to an expert that a router chooses."""
-        return _ROUTED in self.name
-
-    @property
-    def align(self) -> int:
-        """The alignment of its place in the target."""
-        return _EXPERT_ALIGN if self.routed and self.name.endswith(_FIRST) else TENSOR_ALIGN
 
 
 def check_shape(name: str, found: tuple[int, ...], spec: TensorSpec) -> None:
@@ -118,6 +103,13 @@ class Vocabulary:
     tokenizer: bytes | None
     chat_template: str | None
     text: dict[str, Any]
+
+
+def text_metadata(
+    bos_id: int | None, add_bos: bool, eos_ids: list[int], pad_id: int | None
+) -> dict[str, Any]:
+    """The metadata object `text`."""
+    return {"bos_id": bos_id, "add_bos": add_bos, "eos_ids": eos_ids, "pad_id": pad_id}
 
 
 @dataclass(frozen=True)

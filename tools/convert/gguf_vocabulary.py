@@ -9,17 +9,17 @@ from cecilia.errors import ModelFileError
 from cecilia.formats.l3r_layout import naming
 
 from .bpe import AddedToken, byte_level
-from .checkpoint import Vocabulary, shown
+from .checkpoint import Vocabulary, shown, text_metadata
 from .gguf_source import GgufSource
 from .spm import sentencepiece
-from .vocabulary import added_tokens, check_template, check_tokenizer, choose, end_tokens, text_metadata
+from .vocabulary import added_tokens, check_template, check_tokenizer, choose, end_tokens
 
 # llama.cpp's token types
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _MODELS = ("gpt2", "llama")
 
 
-def vocabulary(source: GgufSource, size: int, choice: str | None) -> Vocabulary:
+def vocabulary(source: GgufSource, size: int, architecture: str, choice: str | None) -> Vocabulary:
     """The vocabulary for an embedding of `size` rows; `choice` as for `vocabulary.choose`."""
 
     def own() -> Vocabulary:
@@ -32,7 +32,7 @@ def vocabulary(source: GgufSource, size: int, choice: str | None) -> Vocabulary:
         with naming(source.path):
             return Vocabulary(document, _template(source), _markers(source, added_tokens(document), size))
 
-    return choose(choice, size, own, given)
+    return choose(choice, size, architecture, own, given)
 
 
 def sampling_defaults(source: GgufSource) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 from cecilia.errors import ModelFileError
 from cecilia.formats.l3r_layout import naming
 
-from .checkpoint import Vocabulary, shown
+from .checkpoint import Vocabulary, shown, text_metadata
 from .hf_source import HuggingFaceSource
-from .vocabulary import added_tokens, check_template, check_tokenizer, choose, end_tokens, text_metadata
+from .vocabulary import added_tokens, check_template, check_tokenizer, choose, end_tokens
 
 
-def vocabulary(source: HuggingFaceSource, size: int, choice: str | None) -> Vocabulary:
+def vocabulary(source: HuggingFaceSource, size: int, architecture: str, choice: str | None) -> Vocabulary:
     """The vocabulary for an embedding of `size` rows; `choice` as for `vocabulary.choose`."""
 
     def own() -> Vocabulary:
@@ -33,7 +33,7 @@ def vocabulary(source: HuggingFaceSource, size: int, choice: str | None) -> Voca
         with naming(source.path):
             return Vocabulary(document, _template(source), _markers(source, document, size))
 
-    return choose(choice, size, own, given)
+    return choose(choice, size, architecture, own, given)
 
 
 def sampling_defaults(source: HuggingFaceSource) -> dict[str, Any]:

@@ -20,24 +20,13 @@ from cecilia.formats.l3r_layout import naming
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
 from cecilia.formats.quant import FORMATS, TILE, Blocks, dequantise, pack, quantise, tensor_bytes
 
-from .checkpoint import Checkpoint, Mapped, Vocabulary
+from .checkpoint import Mapped, Vocabulary
 from .open_source import open_source
 from .progress import Progress
+from .quantisation import Quantisation, alignment, fitting, quantisation
 from .search import SEARCHED, search
 from .tensor_types import SourceType, source_type
 
-# The format of the matrices; those of routed experts have one of their own under some names. Where the
-# architecture allows a matrix no such format, it stays float.
-QUANTISATIONS = {
-    "keep": None,
-    "bf16": "bf16",
-    "f32": "f32",
-    "q8": "q8_32",
-    "q4": "q4_32",
-    "w8a8": "q8_32",
-    "w4a8": "q8_32",
-}
-_ROUTED = {"w4a8": "q4_32"}
 # Rows are read, converted and written in slabs of about this many float32 bytes, however large the tensor.
 _SLAB_BYTES = 8 << 20
 _HASH_CHUNK = 1 << 20
@@ -108,10 +97,10 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     _check_paths(source_path, out)
     with Progress("read header", 1):
         source = open_source(source_path)
-    _check_quantisation(source, options.quant)
+    chosen = quantisation(options.quant, source.architecture, (tensor.name for tensor in source.tensors))
     report = Report(out, notes=list(source.notes))
     with naming(source_path):
-        steps = [_plan(tensor, options.quant, report) for tensor in source.tensors]
+        steps = [_plan(tensor, chosen, report) for tensor in source.tensors]
     words = source.vocabulary(options.tokenizer)
     _check_room(out, sum(step.nbytes for step in steps))
     metadata = {
@@ -132,14 +121,6 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     with naming(source_path):
         _write(out, metadata, words, steps, report)
     return report
-
-
-def _check_quantisation(source: Checkpoint, quant: str) -> None:
-    if quant in _ROUTED and not any(tensor.routed for tensor in source.tensors):
-        raise UsageError(
-            "unsupported_quant",
-            f"{quant} gives routed experts 4 bits, but {source.architecture} has none; take q4 or w8a8",
-        )
 
 
 def digest_of(files: list[Path]) -> str:
@@ -185,7 +166,7 @@ def _check_room(out: Path, needed: int) -> None:
         )
 
 
-def _plan(mapped: Mapped, quant: str, report: Report) -> Step:
+def _plan(mapped: Mapped, chosen: Quantisation, report: Report) -> Step:
     source, spec = mapped.source, mapped.spec
     kind = source_type(source.name, source.type_name)
     if spec.rank == 1:
@@ -195,15 +176,12 @@ def _plan(mapped: Mapped, quant: str, report: Report) -> Step:
                 f"the vector {source.name!r} is {source.type_name}; it must be a float type",
             )
         return Step(mapped, kind, PlannedTensor(mapped.name, "f32", 1, 1, spec.cols, spec.layer))
-    wanted = QUANTISATIONS[quant] or kind.keep
-    if mapped.routed:
-        wanted = _ROUTED.get(quant, wanted)
+    name = mapped.name
+    wanted = chosen.wanted(name, kind.keep)
     if spec.cols % FORMATS[wanted].block:
-        report.notes.append(f"{mapped.name}: rows of {spec.cols} are no multiple of 32, kept as {kind.keep}")
-        wanted = kind.keep
-    if wanted not in spec.formats:
-        wanted = kind.keep if kind.keep in spec.formats else "f32"
-    planned = PlannedTensor(mapped.name, wanted, 2, spec.rows, spec.cols, spec.layer, mapped.align)
+        report.notes.append(f"{name}: rows of {spec.cols} are no multiple of 32, kept as {kind.keep}")
+    fmt = fitting(spec, wanted, kind.keep)
+    planned = PlannedTensor(name, fmt, 2, spec.rows, spec.cols, spec.layer, alignment(name))
     return Step(mapped, kind, planned)
 
 
