@@ -18,6 +18,7 @@ from tests.arch import ling3_file
 from tests.arch.test_ling3 import CONFIG, random_weights
 from tests.reference.test_reference_ling3 import FIXTURES, RANDOM, read
 from tests.tools import tiny_hf
+from tools.convert.byte_vocabulary import LING3_TEMPLATE, byte_vocabulary
 from tools.convert.pipeline import Options, convert
 
 OFFICIAL = CONFIG | {
@@ -188,3 +189,23 @@ def test_heads_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     edit = put("model.layers.4.eh_proj.weight", np.zeros((64, 128), np.float32))
     report = convert(checkpoint(tmp_path / "x", {}, edit), tmp_path / "x.l3r", Options(tokenizer="none"))
     assert report.notes == ["1 tensors that predict further tokens (MTP) are left out"]
+
+
+@pytest.mark.parametrize("published", ["{{ messages[0].content }}", None])
+def test_the_template_is_the_source_s_or_ours(tmp_path: Path, published: str | None) -> None:
+    folder = checkpoint(tmp_path / "x", {"eos_token_id": 258})
+    (folder / "tokenizer.json").write_bytes(byte_vocabulary(320, "ling3").tokenizer or b"")
+    if published is not None:
+        (folder / "chat_template.jinja").write_text(published)
+    report = convert(folder, tmp_path / "x.l3r", Options())
+    with open_model(report.path) as file:
+        assert file.chat_template == (published or LING3_TEMPLATE)
+        assert sorted(file.metadata["text"]["eos_ids"]) == [257, 258]  # <|endoftext|> and <|role_end|>
+    assert any("no chat template" in note for note in report.notes) == (published is None)
+
+
+def test_a_byte_tokenizer_speaks_the_architecture_s_chat(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "x", {})
+    with open_model(convert(folder, tmp_path / "x.l3r", Options(tokenizer="byte")).path) as file:
+        assert file.chat_template == LING3_TEMPLATE
+        assert b"<|role_end|>" in (file.tokenizer or b"")

@@ -17,6 +17,8 @@ _CHATML_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LING3_TEMPLATE = (Path(__file__).parent / "templates" / "ling3.jinja").read_text(encoding="utf-8")
+OWN_TEMPLATES = {"ling3": LING3_TEMPLATE}
+"""By architecture: for checkpoints that come without one."""
 
 
 @dataclass(frozen=True)

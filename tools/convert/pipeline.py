@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cecilia.formats.l3r_layout import naming
 from cecilia.formats.l3r_write import ModelWriter, PlannedTensor
 from cecilia.formats.quant import FORMATS, TILE, Blocks, dequantise, pack, quantise, tensor_bytes
 
+from .byte_vocabulary import OWN_TEMPLATES
 from .checkpoint import Mapped, Vocabulary
 from .open_source import open_source
 from .progress import Progress
@@ -101,7 +102,7 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     report = Report(out, notes=list(source.notes))
     with naming(source_path):
         steps = [_plan(tensor, chosen, report) for tensor in source.tensors]
-    words = source.vocabulary(options.tokenizer)
+    words = _with_template(source.vocabulary(options.tokenizer), source.architecture, report)
     _check_room(out, sum(step.nbytes for step in steps))
     metadata = {
         "architecture": source.architecture,
@@ -121,6 +122,14 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     with naming(source_path):
         _write(out, metadata, words, steps, report)
     return report
+
+
+def _with_template(words: Vocabulary, architecture: str, report: Report) -> Vocabulary:
+    """The vocabulary with a template of ours if the source has none and there is one."""
+    if words.tokenizer is None or words.chat_template is not None or architecture not in OWN_TEMPLATES:
+        return words
+    report.notes.append("the source has no chat template; Cecilia's own for this architecture is taken")
+    return replace(words, chat_template=OWN_TEMPLATES[architecture])
 
 
 def digest_of(files: list[Path]) -> str:
