@@ -120,7 +120,7 @@ class Engine:
         self._runner.close()
 
     def _require_known(self, sampling: SamplingParams) -> None:
-        vocab = self._runner.vocab
+        vocab = self._tokenizer.vocab_size
         for token, _ in sampling.logit_bias:
             if not 0 <= token < vocab:
                 message = f"logit_bias names token {token}; this model has 0 to {vocab - 1}"
@@ -153,7 +153,10 @@ class _Generation:
         request = prompt.request
         self.sampler = Sampler(request.sampling, prompt.tokens)
         self.text = TextStream(
-            stops=(*request.stop, *hints.stops), think=hints.think, opens_in_think=prompt.opens_in_think
+            stops=request.stop,
+            ends=hints.stops,
+            think=hints.think,
+            opens_in_think=prompt.opens_in_think,
         )
         self.entries: list[TokenLogprob] = []  # of tokens whose text is held back
         self.cached = self.completion = self.reasoning = 0
@@ -195,13 +198,14 @@ class _Generation:
         return "cancelled"
 
     def _evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [V] after `tokens`. Bad ones mean bad keys and values too: the session is then forgotten."""
+        """Logits after `tokens` of all ids that mean something: rows of the head behind the vocabulary are
+        padding. Bad ones mean bad keys and values too: the session is then forgotten."""
         logits: NDArray[np.float32] = self.session.evaluate(tokens)[-1]
         if not np.isfinite(logits).all():
             position = len(self.session.tokens) - 1
             self.session.clear()
             raise CeciliaError("numeric_error", f"logits at position {position} are not finite")
-        return logits
+        return logits[: self.tokenizer.vocab_size]
 
     def _entry(self, logits: NDArray[np.float32], token: int, top: int) -> TokenLogprob:
         first, *others = [

@@ -11,7 +11,7 @@ from typing import Any
 from cecilia._kernels import isa
 from cecilia._kernels.threads import set_threads
 from cecilia.arch import architecture
-from cecilia.arch.base import Architecture, Model, Spec, check_tensors
+from cecilia.arch.base import Architecture, Hints, Model, Spec, check_tensors
 from cecilia.engine import memory
 from cecilia.engine.cpus import default_threads
 from cecilia.engine.generate import Engine
@@ -63,8 +63,8 @@ def load(
             file, profile, context, threads, weights, progress or _silent, force_context=force_context
         )
         with naming(file.path):
-            tokenizer, template = _text(file, runner.vocab)
-        hints = architecture(file.metadata["architecture"]).HINTS
+            hints = architecture(file.metadata["architecture"]).HINTS
+            tokenizer, template = _text(file, runner.vocab, hints)
         engine = Engine(runner, tokenizer, template, hints, _info(file, runner, profile))
         on_error.pop_all()
     return engine
@@ -161,7 +161,7 @@ def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: 
         ) from error
 
 
-def _text(file: ModelFile, vocab: int) -> tuple[Tokenizer, ChatTemplate]:
+def _text(file: ModelFile, vocab: int, hints: Hints) -> tuple[Tokenizer, ChatTemplate]:
     """What chatting needs besides the model; a file without it is for tools only."""
     if file.tokenizer is None:
         raise ModelFileError("no_tokenizer", "no tokenizer inside, so it cannot chat")
@@ -169,7 +169,11 @@ def _text(file: ModelFile, vocab: int) -> tuple[Tokenizer, ChatTemplate]:
         raise ModelFileError("no_chat_template", "no chat template inside, so it cannot chat")
     text = file.metadata["text"]
     tokenizer = Tokenizer(
-        file.tokenizer, bos_id=text["bos_id"], add_bos=text["add_bos"], eos_ids=text["eos_ids"]
+        file.tokenizer,
+        bos_id=text["bos_id"],
+        add_bos=text["add_bos"],
+        eos_ids=text["eos_ids"],
+        spelt=hints.think or (),
     )
     if tokenizer.vocab_size > vocab:
         raise ModelFileError(

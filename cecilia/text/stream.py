@@ -14,6 +14,8 @@ Rules:
 - Stops are looked for in the answer, not in the reasoning. The stop that is complete first ends the text, the
   longest one if several are complete at that character; text before it is emitted, the stop and all after it
   never.
+- Ends are stops of the model's own, the spelling of its end token for one. They end the reasoning too, and
+  are looked for before anything else.
 """
 
 from __future__ import annotations
@@ -36,14 +38,21 @@ class Piece:
 class TextStream:
     """The text of one generation.
 
-    `stops`: strings that end the answer (empty ones are dropped). `think`: the opening and closing tag, or
-    None when the model has no think block. `opens_in_think`: the prompt ends inside the block.
+    `stops`: strings that end the answer (empty ones are dropped). `ends`: strings that end everything.
+    `think`: the opening and closing tag, or None when the model has no think block. `opens_in_think`: the
+    prompt ends inside the block.
     """
 
     def __init__(
-        self, *, stops: Iterable[str] = (), think: tuple[str, str] | None = None, opens_in_think: bool = False
+        self,
+        *,
+        stops: Iterable[str] = (),
+        ends: Iterable[str] = (),
+        think: tuple[str, str] | None = None,
+        opens_in_think: bool = False,
     ) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._end = _StopMatcher(tuple(ends))
         self._think = None if think is None else _ThinkSplitter(*think, opened=opens_in_think)
         self._stop = _StopMatcher(tuple(stop for stop in stops if stop))
 
@@ -56,13 +65,15 @@ class TextStream:
         return self._advance(self._decoder.decode(b"", final=True), final=True)
 
     def _advance(self, text: str, *, final: bool) -> Piece:
-        if self._stop.stopped:
+        if self._end.stopped or self._stop.stopped:
             return Piece(stopped=True)
+        text = self._end.push(text, final=final)
+        final = final or self._end.stopped
         reasoning = ""
         if self._think is not None:
             reasoning, text = self._think.push(text, final=final)
         content = self._stop.push(text, final=final)
-        return Piece(content, reasoning, self._stop.stopped)
+        return Piece(content, reasoning, self._end.stopped or self._stop.stopped)
 
 
 class _Part(Enum):

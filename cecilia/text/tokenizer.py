@@ -26,14 +26,21 @@ _SPACE_MARK = "\u2581"  # SentencePiece spells a space so
 class Tokenizer:
     """A byte-level or byte-fallback BPE read from the bytes of a tokenizer.json.
 
-    `bos_id` is the id put before a prompt when `add_bos` is set; `eos_ids` end a generation.
+    `bos_id` is the id put before a prompt when `add_bos` is set; `eos_ids` end a generation. `spelt`: added
+    tokens that decode to their spelling although they may be flagged special, such as think tags.
     A character whose bytes the vocabulary lacks (some control characters, in real ones) becomes U+FFFD.
     Raises ModelFileError `bad_tokenizer` for bytes the library cannot read, `unsupported_tokenizer` for
     another kind of model or decoder, or a vocabulary that cannot spell ASCII letters and U+FFFD.
     """
 
     def __init__(
-        self, json_bytes: bytes, *, bos_id: int | None, add_bos: bool, eos_ids: Iterable[int]
+        self,
+        json_bytes: bytes,
+        *,
+        bos_id: int | None,
+        add_bos: bool,
+        eos_ids: Iterable[int],
+        spelt: Iterable[str] = (),
     ) -> None:
         spec = _parse(json_bytes)
         self._control = _build(json_bytes)  # the library checks all the rest before we look closer
@@ -46,6 +53,7 @@ class Tokenizer:
         spellings = [*self._words.values(), *(entry["content"] for entry in self._added.values())]
         self._longest = max((len(word.encode()) for word in spellings), default=1)
         self.vocab_size: int = 1 + max(max(self._words, default=-1), max(self._added, default=-1))
+        self._spelt = frozenset(spelt)
         self.bos_id = bos_id
         self.add_bos = add_bos
         self.eos_ids: frozenset[int] = frozenset(eos_ids)
@@ -128,7 +136,8 @@ class Tokenizer:
     def _spell(self, index: int) -> bytes:
         added = self._added.get(index)
         if added is not None:
-            return b"" if added["special"] else str(added["content"]).encode()
+            silent = added["special"] and added["content"] not in self._spelt
+            return b"" if silent else str(added["content"]).encode()
         word = self._words.get(index)
         return b"" if word is None else self._spell_bytes(word)
 

@@ -24,6 +24,7 @@ from cecilia.sampler import SamplingParams
 from cecilia.text.chat import ChatTemplate
 from cecilia.text.tokenizer import Tokenizer
 from tests.engine.conftest import runner_of
+from tools.make_tiny import make_tiny
 
 GREEDY = SamplingParams()
 
@@ -206,6 +207,18 @@ def test_different_seeds_differ(engine: Engine) -> None:
         asked = request(sampling=SamplingParams(temperature=1.0, seed=seed), max_tokens=40)
         texts.add(text_of(run(engine, engine.prepare(asked))[0]))
     assert len(texts) == 4
+
+
+def test_rows_of_the_head_without_a_word_are_never_chosen(tmp_path: Path) -> None:
+    padded = load(make_tiny(tmp_path / "padded.l3r", vocab=2000), threads=1)  # the tokenizer has 259 words
+    asked = request(sampling=SamplingParams(temperature=2.0, seed=1), max_tokens=60, logprobs=20)
+    events, finished = run(ended_by(padded, set()), padded.prepare(asked))
+    entries = entries_of(events)
+    assert finished.usage.completion_tokens == len(entries) == 60
+    assert all(shown.token < 259 for entry in entries for shown in (entry, *entry.top))
+    with pytest.raises(RequestError, match="this model has 0 to 258"):
+        padded.prepare(request(sampling=SamplingParams(logit_bias=((259, 1.0),))))
+    padded.close()
 
 
 def test_timings_come_from_the_clock(engine: Engine) -> None:

@@ -17,10 +17,18 @@ THINK = ("<think>", "</think>")
 
 
 def whole(
-    data: bytes, stops: Sequence[str], think: tuple[str, str] | None, opens_in_think: bool
+    data: bytes,
+    stops: Sequence[str],
+    think: tuple[str, str] | None,
+    opens_in_think: bool,
+    ends: Sequence[str] = (),
 ) -> tuple[str, str, bool]:
     """(content, reasoning, stopped) from the whole text at once, written from the rules alone."""
     text, reasoning = data.decode("utf-8", "replace"), ""
+    if places := [text.index(end) + len(end) for end in ends if end in text]:
+        ended = text[: min(places)]
+        left = ended[: len(ended) - max(len(end) for end in ends if ended.endswith(end))]
+        return (*whole(left.encode(), stops, think, opens_in_think)[:2], True)
     if think is not None:
         tagged = re.match(rf"\s*{re.escape(think[0])}(.*)", text, re.DOTALL)
         if tagged or opens_in_think:
@@ -81,14 +89,20 @@ STOPS = st.lists(
     stops=STOPS,
     think=st.sampled_from([None, THINK]),
     opens_in_think=st.booleans(),
+    ends=st.sampled_from([(), ("END",), ("ab", "bab"), ("</think>a",)]),
 )
-@example(b"abcd", [1, 2, 3], ["abcd", "bc"], None, False)
-@example(b"<think>\n\nx\n\n</think>\n\n\ny", list(range(30)), [], THINK, False)
+@example(b"abcd", [1, 2, 3], ["abcd", "bc"], None, False, ())
+@example(b"<think>\n\nx\n\n</think>\n\n\ny", list(range(30)), [], THINK, False, ())
 def test_any_cutting_gives_the_text_of_the_whole(
-    data: bytes, places: list[int], stops: list[str], think: tuple[str, str] | None, opens_in_think: bool
+    data: bytes,
+    places: list[int],
+    stops: list[str],
+    think: tuple[str, str] | None,
+    opens_in_think: bool,
+    ends: tuple[str, ...],
 ) -> None:
-    expected = whole(data, stops, think, opens_in_think)
-    options = {"stops": stops, "think": think, "opens_in_think": opens_in_think}
+    expected = whole(data, stops, think, opens_in_think, ends)
+    options = {"stops": stops, "ends": ends, "think": think, "opens_in_think": opens_in_think}
     assert streamed(cut(data, places), **options) == expected
     assert streamed([bytes([value]) for value in data], **options) == expected
     assert streamed([data], **options) == expected
@@ -129,6 +143,12 @@ def test_stops_do_not_apply_inside_reasoning() -> None:
         "no END yet",
         True,
     )
+
+
+def test_ends_apply_inside_reasoning_too() -> None:
+    options: dict[str, object] = {"ends": ("<end>",), "stops": ["o"], "think": THINK, "opens_in_think": True}
+    assert streamed([b"no\n<e", b"nd>never"], **options) == ("", "no\n", True)
+    assert streamed([b"yes</think>\n\nn", b"<end>never"], **options) == ("n", "yes", True)
 
 
 def test_reasoning_comes_out_while_it_is_being_written() -> None:

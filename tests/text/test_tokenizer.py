@@ -144,6 +144,11 @@ def test_bytes_of_tokens() -> None:
     assert tokenizer.decode(tokenizer.encode_text("漢")[:-1]) == "\ufffd"
 
 
+def test_what_is_to_be_spelt_is_spelt_though_flagged_special() -> None:
+    tokenizer = load(byte_level(), spelt=("<|im_end|>", "not there"))
+    assert [tokenizer.token_bytes(index) for index in (0, 1, 2)] == [b"", b"<|im_end|>", b""]
+
+
 def test_every_byte_has_its_token() -> None:
     tokenizer = load(byte_level())
     assert {tokenizer.token_bytes(index) for index in range(3, 259)} == {
