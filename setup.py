@@ -51,6 +51,7 @@ EXTENSIONS = [
             "buffer",
             "linear",
             "pointwise",
+            "paged",
             "attention",
             "sampling",
             "delta",

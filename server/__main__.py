@@ -52,10 +52,9 @@ def _described(command: CommandLine) -> dict[str, Any]:
     described: dict[str, Any] = dict(command.describe())
     config = command.config
     if Path(config.model).is_file():
-        from cecilia.engine.load import PROFILES
         from cecilia.engine.window import cache_costs
 
-        described["cache"] = cache_costs(config.model, config.context, PROFILES)
+        described["cache"] = cache_costs(config.model, config.context)
     return described
 
 

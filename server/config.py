@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 from cecilia.errors import UsageError
 
 ENV_PREFIX = "CECILIA_"
-PROFILES = ("int8-v1", "bf16-v1", "f32")
+PROFILES = ("int8-v1", "bf16-v1", "f32", "latent-int8-v1", "latent-bf16-v1", "latent-f32")
 WEIGHTS = ("auto", "mmap", "hugepage")
 MOST_THREADS = 64  # what the kernels take; they are not imported to read a flag
 

@@ -57,7 +57,7 @@ _C_TOKEN = re.compile(
 _CYTHON_IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(\([^)]*\)|[^\n]*)|c?import[ \t]+([^\n]*))", re.M
 )
-_CYTHON_FUNCTION = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|cdef|cpdef)\b[^=\n]*\(", re.M)
+_CYTHON_FUNCTION = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|cdef|cpdef)\b(?!.*\bclass\b)[^=\n]*\(", re.M)
 TIMES_INSTRUCTIONS = ("tools/bench/layout.c", "tools/bench/peaks.c")
 _INTRINSIC = re.compile(
     r"\b(?:immintrin|x86intrin|arm_neon|arm_acle)\.h\b|\b_mm(?:256|512)?_\w+|\b__m(?:128|256|512)"

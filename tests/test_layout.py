@@ -133,7 +133,7 @@ PYTHON_FUNCTION = (
     "def f(\n    a,\n):\n    x = 1\n\n    return x\n\n\nclass C:\n    def g(self):\n        pass\n"
 )
 CYTHON_FUNCTION = (
-    "cdef class C:\n    cdef int n\n\n    cpdef int g(self,\n                int a) except -1:\n"
+    "cdef class C(B):\n    cdef int n\n\n    cpdef int g(self,\n                int a) except -1:\n"
     '        """Doc.\n\n    end."""\n        return a\n\n\ncdef void h() noexcept nogil:\n    pass\n'
 )
 C_FUNCTION = "struct s {\n    int a;\n};\n\nstatic int f(int a,\n             int b)\n{\n    return a;\n}\n"

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cecilia.engine.load import PROFILES, load_runner
+from cecilia.arch import llama
+from cecilia.engine.load import load_runner
+from cecilia.engine.recipes import profiles_of
 from cecilia.errors import CeciliaError
 from cecilia.formats.l3r import open_model
 from cecilia.text.tokenizer import Tokenizer
@@ -90,7 +92,7 @@ def golden_lines(model: Path, fixtures: Path, rows: int | None, threads: int | N
         return
     golden = read_golden(folder / "golden_llamacpp.npz")
     yield from token_lines(model, (folder / "kjv.txt").read_text(encoding="utf-8"), golden)
-    for profile in (BOUND, *(name for name in PROFILES if name != BOUND)):
+    for profile in (BOUND, *(name for name in profiles_of(llama) if name != BOUND)):
         runner = load_runner(model, profile=profile, threads=threads)
         try:
             found = compare(runner, golden, rows)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from cecilia._kernels.buffer import Activations, Matrix, PageList
 
-def page_bytes(kv: str, kv_heads: int, head_dim: int) -> int: ...
+def page_bytes(kv: str, kv_heads: int, key_dim: int, value_dim: int) -> int: ...
 
 class Attention:
     """GQA over the KV pages of one layer; heads, widths and the page offset are bound at load."""

@@ -431,8 +431,11 @@ cdef class Grouped:
     def __dealloc__(self):
         free(self.data)
 
-    def __call__(self, Activations x not None, int64_t tokens, Matrix y not None):
-        """y[t, g R : (g + 1) R] = W[g] x[g T + t] for t < T = `tokens`; x holds one group after another."""
+    def __call__(self, Activations x not None, int64_t tokens, Activations y not None):
+        """y[t, g R : (g + 1) R] = W[g] x[g T + t] for t < T = `tokens`; x holds one group after another.
+
+        Only the f32 form of y is written. Raises ValueError.
+        """
         cdef int64_t T = tokens, G = self.groups, i, tiles = (self.rows + CEC_TILE - 1) // CEC_TILE
         if not 0 <= T <= y.rows or G * T > x.rows or x.cols != self.cols or y.cols < G * self.rows:
             raise ValueError(
@@ -447,12 +450,12 @@ cdef class Grouped:
                           + G * T * self.rows * self.cols // PRODUCTS_PER_NANOSECOND)
         with nogil, parallel(num_threads=n):
             for i in prange(G * tiles, schedule="static"):
-                self._tile(ops, &x.acts, T, i // tiles, i % tiles, tile_bytes, y)
+                self._tile(ops, &x.acts, T, i // tiles, i % tiles, tile_bytes, y.f, y.cols)
 
     cdef void _tile(self, const cec_linear_ops *ops, const cec_acts *x, int64_t T, int64_t g, int64_t tile,
-                    int64_t tile_bytes, Matrix y) noexcept nogil:
+                    int64_t tile_bytes, float *y, int64_t ldy) noexcept nogil:
         cdef int64_t column = g * self.rows + tile * CEC_TILE
         # The kernel counts rows of x and y alike, so y begins g T rows early.
         ops.tile[self.code](self.data[g] + tile * tile_bytes, x, g * T, (g + 1) * T,
-                            <int>min(CEC_TILE, self.rows - tile * CEC_TILE), y.p + column - g * T * y.cols,
-                            y.cols, 0, scratch(omp_get_thread_num()))
+                            <int>min(CEC_TILE, self.rows - tile * CEC_TILE), y + column - g * T * ldy, ldy, 0,
+                            scratch(omp_get_thread_num()))

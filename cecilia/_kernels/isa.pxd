@@ -49,13 +49,26 @@ cdef extern from "c/table.h" nogil:
         void (*rope_pairs)(float *x, const float *cos, const float *sin, int64_t half) noexcept nogil
 
     const int CEC_HEAD_MAX
+    const int CEC_PARTS_MAX
+
+    ctypedef struct cec_part:
+        const void *data
+        int64_t width
+
+    ctypedef struct cec_head_page:
+        int keys
+        int values
+        cec_part *key
+        cec_part *value
+        int64_t rows
 
     ctypedef struct cec_attention_ops:
         void (**store_k)(const float *x, int64_t D, void *part, int slot) noexcept nogil
         void (**store_v)(const float *x, int64_t D, void *part, int slot) noexcept nogil
+        void (**turn)(const void *kpart, int64_t D, void *vpart) noexcept nogil
         float (*quantize_query)(const float *x, int64_t D, int8_t *q) noexcept nogil
-        void (**partial)(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                         const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l,
+        void (**partial)(const cec_head_page *page, const float *qf, const int8_t *qi, const float *qd,
+                         int64_t row, int64_t n, const int32_t *valid, float *m, float *l,
                          float *o) noexcept nogil
         void (*merge)(float *M, float *L, float *O, float m, float l, const float *o,
                       int64_t D) noexcept nogil

@@ -51,6 +51,15 @@ cdef class Weight:
     cdef bint ints(self) noexcept:
         return self.code != CEC_F32 and self.code != CEC_BF16
 
+    def part(self, int64_t first, int64_t rows):
+        """Rows first .. first + rows as a weight of their own, in place. Raises ValueError unless they begin
+        and end with a tile or the last row."""
+        cdef int64_t end = first + rows, tile_bytes = cec_tile_bytes(self.code, self.cols)
+        if not 0 <= first < end <= self.rows or first % CEC_TILE or (end % CEC_TILE and end != self.rows):
+            raise ValueError(f"rows {first} to {end} of {self.rows} in tiles of {CEC_TILE}")
+        data = self.data[first // CEC_TILE * tile_bytes:(end + CEC_TILE - 1) // CEC_TILE * tile_bytes]
+        return Weight(data, self.format, rows, self.cols)
+
     def gather(self, ids, Matrix out):
         """Dequantise row ids[i] into out[i], for all i. Raises IndexError for an id that is no row."""
         cdef int64_t i, row, n = len(ids)

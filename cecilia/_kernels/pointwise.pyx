@@ -3,6 +3,7 @@
 
 from cython.parallel cimport prange
 from libc.stdint cimport int64_t
+from libc.string cimport memcpy
 
 from cecilia._kernels.buffer cimport Activations, Matrix, Vector
 from cecilia._kernels.isa cimport cec_pointwise_ops, table
@@ -67,6 +68,23 @@ def add_bias(Matrix x not None, Vector bias not None, int64_t tokens):
     for t in prange(tokens, nogil=True, schedule="static", num_threads=threads):
         for i in range(n):
             x.p[t * stride + i] += bias.p[i]
+
+
+def split_heads(Matrix x not None, int64_t tokens, Activations out not None, *, int64_t heads):
+    """out[head T + t] = the first columns of a head of x[t], t < T = `tokens`; out says how many.
+
+    The heads lie side by side in x. Raises ValueError.
+    """
+    cdef int64_t i, cols = out.cols, stride = x.cols
+    cdef int threads = team(tokens * heads * cols // VALUES_PER_NANOSECOND)
+    if heads < 1 or stride % heads or cols > stride // heads:
+        raise ValueError(f"{cols} columns of each of {heads} heads in {stride}")
+    if not 0 <= tokens <= x.rows or heads * tokens > out.rows:
+        raise ValueError(f"{heads} x {tokens} rows of {x.rows} into {out.rows}")
+    for i in prange(heads * tokens, nogil=True, schedule="static", num_threads=threads):
+        memcpy(out.f + i * cols, x.p + i % tokens * stride + i // tokens * (stride // heads),
+               cols * sizeof(float))
+        out.put(i, out.f + i * cols)
 
 
 def gate_heads(Activations x not None, Matrix gates not None, int64_t tokens, *, int64_t column,

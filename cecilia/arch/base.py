@@ -71,6 +71,8 @@ class Architecture(Protocol[S]):
     """A module of this package; its first lines state the layer recipe."""
 
     HINTS: Hints
+    RECIPES: tuple[str, ...]
+    """The KV recipes it has; `kv` below is one of them."""
 
     def spec_from(self, hyper: Mapping[str, object]) -> S:
         """The spec of a file's `hyper`. Raises ModelFileError `bad_hyper` naming the key."""
@@ -85,7 +87,7 @@ class Architecture(Protocol[S]):
         """Bytes of a sequence's state that do not grow with it; 0 when there is none."""
 
     def bind(self, spec: S, weights: Weights, *, kv: str, chunk: int) -> Model:
-        """The model over checked weights, with a KV cache of format `kv` (f32, bf16, int8)."""
+        """The model over checked weights, with a cache of recipe `kv`."""
 
 
 def vector(cols: int, layer: int = -1) -> TensorSpec:

@@ -16,12 +16,15 @@ from cecilia._kernels import attention
 from cecilia._kernels.attention import Attention
 from cecilia._kernels.buffer import Activations, Matrix
 from cecilia._kernels.linear import Linear
+from cecilia._kernels.paged import RECIPES as KV_RECIPES
 from cecilia._kernels.pointwise import add_bias, rmsnorm, rmsnorm_heads, swiglu
 from cecilia.arch.base import TensorSpec, bad_hyper, matrix, parse_hyper, vector
 from cecilia.layers.head import Head
 from cecilia.layers.rope import Rope
 from cecilia.layers.weights import Weights
 from cecilia.state.state import State
+
+RECIPES = tuple(KV_RECIPES)
 
 EMBED = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
@@ -109,7 +112,7 @@ def state_bytes(_spec: DenseSpec) -> int:
 
 
 def _layer_page_bytes(spec: DenseSpec, kv: str) -> int:
-    return attention.page_bytes(kv, spec.kv_heads, spec.head_dim)
+    return attention.page_bytes(kv, spec.kv_heads, spec.head_dim, spec.head_dim)
 
 
 class _Layer:

@@ -21,19 +21,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cecilia._kernels import delta, mla
-from cecilia._kernels.buffer import Activations, Matrix
+from cecilia._kernels import delta
+from cecilia._kernels.buffer import Matrix
 from cecilia._kernels.delta import Delta
 from cecilia._kernels.experts import ExpertBuffers, Experts, GroupRouter, Routes
-from cecilia._kernels.mla import ExpandedAttention
 from cecilia._kernels.pointwise import gate_heads, rmsnorm, swiglu
 from cecilia.arch.base import Hints, TensorSpec, bad_hyper, matrix, parse_hyper, vector
+from cecilia.layers import mla
 from cecilia.layers.head import Head
+from cecilia.layers.mla import Attend, Inputs
 from cecilia.layers.rope import Rope, Yarn
-from cecilia.layers.weights import Weights
+from cecilia.layers.weights import Weights, activations
 from cecilia.state.state import State
 
 HINTS = Hints(think=("<think>", "</think>"), stops=("<|role_end|>",))
+RECIPES = mla.RECIPES
 
 CONV_WIDTH = 4
 FLOATS = frozenset({"f32", "bf16"})
@@ -85,9 +87,11 @@ class Ling3Spec:
 def spec_from(hyper: Mapping[str, object]) -> Ling3Spec:
     """The spec of a file's `hyper`. Raises ModelFileError `bad_hyper` naming the key."""
     spec = parse_hyper(Ling3Spec, hyper, zero=("q_rank", "dense_layers"), negative=("gate_lower_bound",))
-    for key in ("head_dim", "nope_dim", "rope_dim", "v_dim"):
+    for key in ("head_dim", "kv_rank", "nope_dim", "rope_dim", "v_dim"):
         if getattr(spec, key) % 16:
             raise bad_hyper(key, f"is {getattr(spec, key)}, expected a multiple of 16")
+    if not mla.can_hold(spec.kv_rank):
+        raise bad_hyper("kv_rank", f"is {spec.kv_rank}, which takes too many parts")
     if spec.experts % spec.expert_groups or spec.experts // spec.expert_groups < 2:
         raise bad_hyper(
             "expert_groups", f"is {spec.expert_groups}, which leaves no two of {spec.experts} experts"
@@ -184,11 +188,11 @@ def _expert_tensors(spec: Ling3Spec, i: int) -> Iterator[tuple[str, TensorSpec]]
 
 def page_bytes(spec: Ling3Spec, kv: str) -> int:
     """Bytes of a KV page: 64 positions of the MLA layers."""
-    return sum(spec.is_mla(i) for i in range(spec.layers)) * _layer_page_bytes(spec, kv)
+    return sum(spec.is_mla(i) for i in range(spec.layers)) * mla.page_bytes(_dims(spec), kv)
 
 
-def _layer_page_bytes(spec: Ling3Spec, kv: str) -> int:
-    return mla.page_bytes(kv, spec.heads, spec.nope_dim + spec.rope_dim, spec.v_dim)
+def _dims(spec: Ling3Spec) -> mla.Dims:
+    return mla.Dims(spec.heads, spec.kv_rank, spec.nope_dim, spec.rope_dim, spec.v_dim)
 
 
 def state_bytes(spec: Ling3Spec) -> int:
@@ -206,17 +210,16 @@ class _Buffers:
     def __init__(self, spec: Ling3Spec, chunk: int) -> None:
         inner = spec.heads * spec.head_dim
         self.x = Matrix(chunk, spec.width)
-        self.h = _acts(chunk, spec.width)
+        self.h = activations(chunk, spec.width)
         self.kda = Matrix(chunk, 5 * inner + spec.heads)
-        self.kda_out = _acts(chunk, inner)
+        self.kda_out = activations(chunk, inner)
         self.compressed = Matrix(chunk, spec.q_rank + spec.kv_rank + spec.rope_dim + spec.heads)
-        self.q_latent = _acts(chunk, max(spec.q_rank, 1))
-        self.kv_latent = _acts(chunk, spec.kv_rank)
+        self.q_latent = activations(chunk, max(spec.q_rank, 1))
+        self.kv_latent = activations(chunk, spec.kv_rank)
         self.q = Matrix(chunk, spec.heads * (spec.nope_dim + spec.rope_dim))
-        self.kv = Matrix(chunk, spec.heads * (spec.nope_dim + spec.v_dim))
-        self.mla_out = _acts(chunk, spec.heads * spec.v_dim)
+        self.mla_out = activations(chunk, spec.heads * spec.v_dim)
         self.gate_up = Matrix(chunk, 2 * spec.dense_ff)
-        self.gated = _acts(chunk, spec.dense_ff)
+        self.gated = activations(chunk, spec.dense_ff)
         self.router = Matrix(chunk, spec.experts)
         self.routes = Routes(experts=spec.experts, used=spec.experts_used, capacity=chunk)
         self.experts = ExpertBuffers(
@@ -228,10 +231,8 @@ class _Buffers:
         )
         yarn = Yarn(spec.yarn_factor, spec.yarn_context) if spec.yarn_factor > 1 else None
         self.rope = Rope(spec.rope_dim, spec.rope_base, chunk, yarn=yarn)
-
-
-def _acts(rows: int, cols: int) -> Activations:
-    return Activations(rows, cols, ints=cols % 32 == 0)
+        shared = spec.q_rank + spec.kv_rank
+        self.attention = Inputs(self.q, self.kv_latent, self.compressed, shared, self.rope)
 
 
 class _Kda:
@@ -262,11 +263,9 @@ class _Kda:
 
 
 class _Mla:
-    """Multi-head latent attention of one layer, expanded; its part of each page starts at `offset`."""
+    """Multi-head latent attention of one layer; `attend` is the form that the recipe asks for."""
 
-    def __init__(
-        self, spec: Ling3Spec, weights: Weights, prefix: str, *, kv: str, offset: int, chunk: int
-    ) -> None:
+    def __init__(self, spec: Ling3Spec, weights: Weights, prefix: str, attend: Attend) -> None:
         self._spec = spec
         inputs = ["kv_a_proj_with_mqa.weight", "g_proj.weight"]
         self._q_norm = None
@@ -276,21 +275,12 @@ class _Mla:
         self._inputs = weights.linear(*(prefix + name for name in inputs))
         self._q = weights.linear(prefix + ("q_b_proj.weight" if spec.q_rank else "q_proj.weight"))
         self._kv_norm = weights.vector(prefix + "kv_a_layernorm.weight")
-        self._kv = weights.linear(prefix + "k_b_proj.weight", prefix + "v_b_proj.weight")
-        self._attention = ExpandedAttention(
-            heads=spec.heads,
-            nope_dim=spec.nope_dim,
-            rope_dim=spec.rope_dim,
-            value_dim=spec.v_dim,
-            kv=kv,
-            offset=offset,
-            capacity=chunk,
-        )
+        self._attend = attend
         self._o = weights.linear(prefix + "dense.weight")
 
     def __call__(self, b: _Buffers, state: State, first: int, n: int) -> None:
         """x += MLA(h)."""
-        spec, rope = self._spec, b.rope
+        spec = self._spec
         latent = spec.q_rank  # columns of `compressed`: q latent, kv latent, shared key, gates
         shared = latent + spec.kv_rank
         self._inputs(b.h, n, b.compressed)
@@ -300,8 +290,7 @@ class _Mla:
             rmsnorm(b.compressed, self._q_norm, spec.norm_eps, b.q_latent, n)
             self._q(b.q_latent, n, b.q)
         rmsnorm(b.compressed, self._kv_norm, spec.norm_eps, b.kv_latent, n, column=latent)
-        self._kv(b.kv_latent, n, b.kv)
-        self._attention(b.q, b.kv, b.compressed, shared, rope.cos, rope.sin, state.pages, first, n, b.mla_out)
+        self._attend(b.attention, state.pages, first, n, b.mla_out)
         gate_heads(b.mla_out, b.compressed, n, column=shared + spec.rope_dim, heads=spec.heads)
         self._o(b.mla_out, n, b.x, add=True)
 
@@ -351,33 +340,31 @@ class _Layer:
     """Norms, attention and feed-forward block of one layer."""
 
     def __init__(
-        self,
-        spec: Ling3Spec,
-        weights: Weights,
-        index: int,
-        buffers: _Buffers,
-        *,
-        kv: str,
-        chunk: int,
-        mlas: int,
+        self, spec: Ling3Spec, weights: Weights, index: int, attention: _Kda | _Mla, buffers: _Buffers
     ) -> None:
-        """`mlas`: how many layers before this one are MLA."""
         prefix = f"model.layers.{index}."
-        attention = prefix + "attention."
         self.norm = weights.vector(prefix + "input_layernorm.weight")
-        self.attention: _Kda | _Mla
-        if spec.is_mla(index):
-            offset = mlas * _layer_page_bytes(spec, kv)
-            self.attention = _Mla(spec, weights, attention, kv=kv, offset=offset, chunk=chunk)
-        else:
-            offset = (index - mlas) * delta.state_bytes(spec.heads, spec.head_dim)
-            self.attention = _Kda(spec, weights, attention, offset, chunk)
+        self.attention = attention
         self.mlp_norm = weights.vector(prefix + "post_attention_layernorm.weight")
         self.mlp: _DenseMlp | _Moe
         if index < spec.dense_layers:
             self.mlp = _DenseMlp(weights, prefix + "mlp.")
         else:
             self.mlp = _Moe(spec, weights, prefix + "mlp.", buffers.experts)
+
+
+def _attentions(spec: Ling3Spec, weights: Weights, *, kv: str, chunk: int) -> Iterator[_Kda | _Mla]:
+    """The attention of every layer; those of a kind lie one after another in its part of the state."""
+    form = mla.form(_dims(spec), kv=kv, chunk=chunk)
+    pages = states = 0  # where the next layer of a kind begins, in a page and in the fixed state
+    for i in range(spec.layers):
+        prefix = f"model.layers.{i}.attention."
+        if spec.is_mla(i):
+            yield _Mla(spec, weights, prefix, form(weights, prefix, pages))
+            pages += mla.page_bytes(_dims(spec), kv)
+        else:
+            yield _Kda(spec, weights, prefix, states, chunk)
+            states += delta.state_bytes(spec.heads, spec.head_dim)
 
 
 class Ling3:
@@ -387,11 +374,11 @@ class Ling3:
         self.chunk = chunk
         self._spec = spec
         self._embed = weights.weight(EMBED)
-        self._buffers = buffers = _Buffers(spec, chunk)
-        self._layers: list[_Layer] = []
-        for i in range(spec.layers):
-            mlas = sum(spec.is_mla(j) for j in range(i))
-            self._layers.append(_Layer(spec, weights, i, buffers, kv=kv, chunk=chunk, mlas=mlas))
+        self._buffers = _Buffers(spec, chunk)
+        self._layers = [
+            _Layer(spec, weights, i, attention, self._buffers)
+            for i, attention in enumerate(_attentions(spec, weights, kv=kv, chunk=chunk))
+        ]
         self._head = Head(weights.vector(NORM), weights.linear(HEAD), spec.norm_eps, chunk=chunk)
 
     def forward(
@@ -410,5 +397,5 @@ class Ling3:
 
 
 def bind(spec: Ling3Spec, weights: Weights, *, kv: str, chunk: int) -> Ling3:
-    """The model over checked weights, with a KV cache of format `kv` (f32, bf16, int8)."""
+    """The model over checked weights, with a cache of recipe `kv`, one of RECIPES."""
     return Ling3(spec, weights, kv=kv, chunk=chunk)

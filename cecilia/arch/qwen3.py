@@ -15,6 +15,7 @@ from cecilia.arch.base import Hints, TensorSpec
 from cecilia.layers.weights import Weights
 
 HINTS = Hints(think=("<think>", "</think>"))
+RECIPES = dense.RECIPES
 VARIANT = dense.Variant(qk_norm=True)
 
 spec_from = dense.spec_from
@@ -28,5 +29,5 @@ def tensors(spec: dense.DenseSpec) -> dict[str, TensorSpec]:
 
 
 def bind(spec: dense.DenseSpec, weights: Weights, *, kv: str, chunk: int) -> dense.Dense:
-    """The model over checked weights, with a KV cache of format `kv` (f32, bf16, int8)."""
+    """The model over checked weights, with a cache of recipe `kv`, one of RECIPES."""
     return dense.Dense(spec, VARIANT, weights, kv=kv, chunk=chunk)

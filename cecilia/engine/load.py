@@ -15,8 +15,9 @@ from cecilia.arch.base import Architecture, Hints, Model, Spec, check_tensors
 from cecilia.engine import memory
 from cecilia.engine.cpus import default_threads
 from cecilia.engine.generate import Engine
+from cecilia.engine.recipes import DEFAULT_PROFILE, recipe, require_recipe
 from cecilia.engine.runner import Runner
-from cecilia.engine.window import cache_bytes, choose_window, require_recipe
+from cecilia.engine.window import cache_bytes, choose_window
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.l3r import ModelFile, open_model
 from cecilia.formats.l3r_layout import naming
@@ -26,10 +27,6 @@ from cecilia.state.pages import PagePool
 from cecilia.text.chat import ChatTemplate
 from cecilia.text.tokenizer import Tokenizer
 
-PROFILES = {"int8-v1": "int8", "bf16-v1": "bf16", "f32": "f32"}
-"""KV recipe of each profile. The name stands for exact bytes: another arithmetic needs another name."""
-
-DEFAULT_PROFILE = "int8-v1"
 # Prompt tokens per forward pass: enough to reuse the weights, few enough to notice a cancel.
 DEFAULT_CHUNK = 512
 # More weights than this move to huge pages while the engine is idle: the first answer must not wait for them.
@@ -54,8 +51,8 @@ def load(
     `force_context`: take a window although its cache does not fit now; requests are still refused one by one.
     `verify`: compare all data with its digests first. `progress` is told the fraction that is in memory.
     Raises ModelFileError, MemoryLimitError `insufficient_memory`, DeviceError `huge_pages_unavailable` and
-    UsageError `unknown_profile`, `unknown_weights_mode`, `invalid_context`, `context_too_large`,
-    `invalid_threads`.
+    UsageError `unknown_profile`, `unsupported_profile`, `unknown_weights_mode`, `invalid_context`,
+    `context_too_large`, `invalid_threads`.
     """
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path, verify=verify))
@@ -97,14 +94,13 @@ def _runner(
     *,
     force_context: bool,
 ) -> Runner:
-    if profile not in PROFILES:
-        raise UsageError("unknown_profile", f"profile {profile!r} is not one of: {' '.join(PROFILES)}")
     threads = default_threads() if threads is None else threads
     set_threads(threads, yields=True)
     arch, spec = _checked(file)
+    kv = recipe(arch, file.metadata["architecture"], profile)
     window = choose_window(context, spec.context)
-    require_recipe(window, profile, PROFILES)
-    page_bytes = arch.page_bytes(spec, PROFILES[profile])
+    require_recipe(window, profile, arch)
+    page_bytes = arch.page_bytes(spec, kv)
     limit = cache_bytes(page_bytes, window)
     state_bytes = arch.state_bytes(spec)
     needs = {"weights": tensor_bytes(file.tensors)}
@@ -114,7 +110,7 @@ def _runner(
         needs[f"KV cache of {window} tokens"] = limit
     memory.require(needs)
     huge = _place_weights(file, weights, report)
-    model = _bind(arch, spec, file, PROFILES[profile], min(DEFAULT_CHUNK, window))
+    model = _bind(arch, spec, file, kv, min(DEFAULT_CHUNK, window))
     pool = PagePool(page_bytes, limit)
     return Runner(
         file,

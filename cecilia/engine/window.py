@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from cecilia.arch import architecture
 from cecilia.engine import memory
+from cecilia.engine.recipes import longest, profiles_of
 from cecilia.errors import UsageError
 from cecilia.formats.l3r import open_model
 from cecilia.formats.l3r_layout import naming
@@ -16,13 +16,6 @@ from cecilia.formats.residency import tensor_bytes
 from cecilia.state.pages import POSITIONS
 
 DEFAULT_CONTEXT = 8192
-LONGEST = 256 << 10  # tokens in the window of any recipe
-LONGEST_OF = {"bf16-v1": 64 << 10}  # recipes that end earlier
-
-
-def longest(profile: str) -> int:
-    """The most tokens in a window of recipe `profile`."""
-    return LONGEST_OF.get(profile, LONGEST)
 
 
 def choose_window(wanted: int | None, limit: int) -> int:
@@ -39,25 +32,12 @@ def choose_window(wanted: int | None, limit: int) -> int:
     return wanted
 
 
-def require_recipe(window: int, profile: str, profiles: Mapping[str, str]) -> None:
-    """Refuse a window the recipe is not made for. Raises UsageError `context_too_large`."""
-    if window > longest(profile):
-        others = " ".join(name for name in profiles if longest(name) >= window) or "none"
-        raise UsageError(
-            "context_too_large",
-            f"a context of {window} tokens; profile {profile} ends at {longest(profile)}, "
-            f"profiles for this one: {others}",
-        )
-
-
 def cache_bytes(page_bytes: int, window: int) -> int:
     """Bytes of the pages of a full window."""
     return page_bytes * -(-window // POSITIONS)
 
 
-def cache_costs(
-    path: str | os.PathLike[str], context: int | None, profiles: Mapping[str, str]
-) -> dict[str, Any]:
+def cache_costs(path: str | os.PathLike[str], context: int | None) -> dict[str, Any]:
     """What each recipe would take for the window `context` of the model file `path`, which is not loaded.
 
     `recipes`: bytes per token and of the full window, the longest window, and whether this one can be had now
@@ -70,7 +50,7 @@ def cache_costs(
         beside = weights + arch.state_bytes(spec)
     window = choose_window(context, spec.context)
     recipes: dict[str, dict[str, Any]] = {}
-    for profile, kv in profiles.items():
+    for profile, kv in profiles_of(arch).items():
         page = arch.page_bytes(spec, kv)
         total = cache_bytes(page, window)
         most = min(longest(profile), spec.context)

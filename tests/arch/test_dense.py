@@ -12,7 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from cecilia._kernels import isa, threads
-from cecilia.engine.load import PROFILES, load_runner
+from cecilia.arch import llama
+from cecilia.engine.load import load_runner
+from cecilia.engine.recipes import profiles_of
 from cecilia.engine.runner import Runner
 from cecilia.formats.l3r import open_model
 from cecilia.formats.quant import dequantise, unpack
@@ -159,7 +161,7 @@ def assert_one_arithmetic(runner: Runner, prompt: list[int], paths: list[tuple[i
 
 
 @pytest.mark.usefixtures("instruction_set")
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", profiles_of(llama))
 @pytest.mark.parametrize(
     ("quant", "shape"),
     [
@@ -177,7 +179,7 @@ def test_one_arithmetic(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", profiles_of(llama))
 def test_one_arithmetic_on_real_weights(
     model_path: Path, fixtures_dir: Path, profile: str, instruction_set: str
 ) -> None:

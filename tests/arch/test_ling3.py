@@ -12,14 +12,13 @@ import pytest
 from cecilia._kernels import isa, threads
 from cecilia.arch import ling3
 from cecilia.engine.load import load_runner
+from cecilia.engine.recipes import PROFILES
 from cecilia.engine.runner import Runner
 from cecilia.errors import ModelFileError
 from cecilia.layers.rope import Rope, Yarn
 from tests.arch import ling3_file
 from tests.reference import ling3 as reference
 from tests.reference.test_reference_ling3 import RANDOM, checkpoint
-
-PROFILES = ("f32", "bf16-v1", "int8-v1")
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -113,6 +112,19 @@ def test_the_numpy_reference(tmp_path: Path, change: dict[str, Any]) -> None:
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-3)
 
 
+def logits(path: Path, profile: str) -> np.ndarray:
+    runner = load_runner(path, profile=profile, threads=1)
+    try:
+        return runner.evaluate(IDS)
+    finally:
+        runner.close()
+
+
+def test_the_latent_form_computes_the_same(files: dict[str, Path]) -> None:
+    found = logits(files["f32"], "latent-f32")
+    np.testing.assert_allclose(found, logits(files["f32"], "f32"), rtol=0, atol=1e-4)
+
+
 def states(runner: Runner) -> bytes:
     return bytes(memoryview(runner.session._state.fixed))
 
@@ -176,6 +188,8 @@ def test_bytes_of_the_published_shape() -> None:
     spec = ling3.spec_from(ling3_file.hyper_of(tiny))
     assert ling3.page_bytes(spec, "bf16") == 64 * 61_440
     assert ling3.page_bytes(spec, "int8") == 64 * (30_720 + 6 * 16 * 2 * 4)  # two f32 scales a head
+    assert ling3.page_bytes(spec, "latent-bf16") == 64 * 6_912
+    assert ling3.page_bytes(spec, "latent-int8") == 64 * 6 * (576 + 5 * 4)  # a scale for each 128, and R
     assert ling3.state_bytes(spec) == 18 * (16 * 128 * 128 * 4 + 3 * 3 * 2048 * 4)
 
 
@@ -183,6 +197,8 @@ def test_bytes_of_the_published_shape() -> None:
     ("key", "value"),
     [
         ("head_dim", 24),
+        ("kv_rank", 40),
+        ("kv_rank", 272),  # of 17 parts
         ("expert_groups", 16),
         ("expert_groups_used", 5),
         ("experts_used", 9),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cecilia.engine import memory
-from cecilia.engine.load import PROFILES, load_runner
+from cecilia.engine.load import load_runner
 from cecilia.engine.window import cache_costs
 from cecilia.errors import MemoryLimitError, UsageError
 from tools.make_tiny import make_tiny
@@ -23,7 +23,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_costs(wide: Path) -> None:
-    costs = cache_costs(wide, 128 << 10, PROFILES)
+    costs = cache_costs(wide, 128 << 10)
     assert (costs["window"], costs["smallest"]) == (128 << 10, "int8-v1")
     per_token = {name: recipe["bytes_per_token"] for name, recipe in costs["recipes"].items()}
     assert (per_token["f32"], per_token["bf16-v1"]) == (4 * VALUES, 2 * VALUES)
@@ -49,7 +49,14 @@ def test_a_long_window_costs_nothing_until_it_is_filled(wide: Path) -> None:
 
 def test_a_window_that_does_not_fit_can_be_forced(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda: memory.RESERVE + (8 << 20))
-    assert not cache_costs(wide, NATIVE, PROFILES)["recipes"]["int8-v1"]["fits"]
+    assert not cache_costs(wide, NATIVE)["recipes"]["int8-v1"]["fits"]
     with pytest.raises(MemoryLimitError, match=r"KV cache of 262144 tokens 40\.0 MiB"):
         load_runner(wide, context=NATIVE, threads=1)
     load_runner(wide, context=NATIVE, threads=1, force_context=True).close()
+
+
+def test_a_recipe_the_architecture_lacks(wide: Path) -> None:
+    with pytest.raises(UsageError, match=r"unsupported_profile.*llama has no profile latent-int8-v1, but"):
+        load_runner(wide, profile="latent-int8-v1", threads=1)
+    with pytest.raises(UsageError, match="unknown_profile"):
+        load_runner(wide, profile="int4-v9", threads=1)

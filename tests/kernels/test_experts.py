@@ -208,8 +208,10 @@ def test_values_that_are_no_numbers_give_valid_experts_and_no_numbers() -> None:
     assert all(0 <= e < 16 and np.isnan(w) for e, w in found)
 
 
+@pytest.mark.parametrize("name", isa.available())
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_grouped_layers(fmt: str) -> None:
+def test_grouped_layers(name: str, fmt: str) -> None:
+    isa.use(name)
     rng = np.random.default_rng(1)
     weights = [weight(rng, 24, 64, fmt) for _ in range(3)]
     x = rng.standard_normal((3 * 5, 64)).astype(np.float32)
@@ -223,9 +225,9 @@ def test_grouped_layers(fmt: str) -> None:
         want[:, 24 * g : 24 * g + 24] = np.array(y)
     for count in (1, 2):
         threads.set_threads(count)
-        y = Matrix(5, 72)
-        Grouped(weights)(acts, 5, y)
-        np.testing.assert_array_equal(np.array(y), want)
+        into = Activations(5, 72, ints=False)
+        Grouped(weights)(acts, 5, into)
+        np.testing.assert_array_equal(values(into), want)
 
 
 def test_wrong_operands() -> None:
@@ -262,3 +264,7 @@ def test_wrong_operands() -> None:
         GroupRouter(Vector(np.zeros(4, np.float32)), groups=4, groups_used=2, scale=1.0)
     with pytest.raises(ValueError, match="beside q4_32"):
         Grouped([block.gate[0], other.gate[0]])
+    with pytest.raises(ValueError, match="3 x 5 rows of 14 x 64"):
+        Grouped([weight(np.random.default_rng(0), 16, 64, "q4_32")] * 3)(
+            Activations(14, 64, ints=True), 5, Activations(5, 48, ints=False)
+        )

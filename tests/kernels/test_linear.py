@@ -178,3 +178,15 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         Weight(aligned(np.zeros(1088 + 64, np.uint8))[32 : 32 + 1088], "q8_32", 16, 64)
     with pytest.raises(ValueError, match="which takes 1088"):
         Weight(aligned(np.zeros(1024, np.uint8)), "q8_32", 16, 64)
+
+
+@pytest.mark.parametrize("fmt", INTEGER + FLOAT)
+def test_a_part_is_the_rows_it_names(fmt: str) -> None:
+    w, _ = weight(np.random.default_rng(5), fmt, 40, 64)
+    x = np.random.default_rng(6).standard_normal((3, 64)).astype(np.float32)
+    whole = apply(Linear([w]), x)
+    for first, rows in ((0, 16), (16, 16), (16, 24), (32, 8), (0, 40)):
+        np.testing.assert_array_equal(apply(Linear([w.part(first, rows)]), x), whole[:, first : first + rows])
+    for first, rows in ((8, 16), (0, 8), (32, 16), (-16, 16), (0, 0)):
+        with pytest.raises(ValueError, match=r"rows .* of 40"):
+            w.part(first, rows)

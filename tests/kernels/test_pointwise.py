@@ -9,7 +9,7 @@ import pytest
 from cecilia._kernels import isa, threads
 from cecilia._kernels.buffer import Activations, Matrix, Vector
 from cecilia._kernels.linear import Linear, Weight
-from cecilia._kernels.pointwise import rmsnorm, swiglu
+from cecilia._kernels.pointwise import rmsnorm, split_heads, swiglu
 from cecilia.formats import quant
 
 SIZES = [1, 15, 16, 17, 33, 576, 1535]
@@ -148,3 +148,15 @@ def test_wrong_shapes() -> None:
     for bad in ((x, out, 3), (Matrix(4, 64), out, 4), (Matrix(2, 64), out, 3), (Matrix(4, 64), out, -1)):
         with pytest.raises(ValueError, match=r"\d"):
             swiglu(*bad)
+
+
+def test_heads_split_into_rows() -> None:
+    x = np.random.default_rng(3).standard_normal((5, 3 * 48)).astype(np.float32)
+    out = Activations(3 * 4, 32, ints=True)
+    split_heads(matrix(x), 4, out, heads=3)
+    want = x[:4].reshape(4, 3, 48)[:, :, :32].transpose(1, 0, 2).reshape(12, 32)
+    np.testing.assert_array_equal(values(out), want)
+    with pytest.raises(ValueError, match="32 columns of each of 5 heads in 144"):
+        split_heads(matrix(x), 4, out, heads=5)
+    with pytest.raises(ValueError, match="3 x 5 rows of 5 into 12"):
+        split_heads(matrix(x), 5, out, heads=3)

@@ -9,7 +9,7 @@ import pytest
 
 from cecilia._kernels import threads
 from cecilia.config import set_openmp_environment
-from cecilia.engine.load import PROFILES
+from cecilia.engine.recipes import PROFILES
 from cecilia.errors import UsageError
 from cecilia.formats.residency import MODES
 from server import config as settings

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cecilia.engine.load import DEFAULT_PROFILE
+from cecilia.engine.recipes import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError
 from tools.bench import engines, ours, report
 from tools.bench.engines import Engine

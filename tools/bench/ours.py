@@ -24,7 +24,8 @@ from typing import Any, Protocol  # noqa: E402
 import numpy as np  # noqa: E402
 
 from cecilia._kernels import isa  # noqa: E402
-from cecilia.engine.load import DEFAULT_PROFILE, load_runner  # noqa: E402
+from cecilia.engine.load import load_runner  # noqa: E402
+from cecilia.engine.recipes import DEFAULT_PROFILE  # noqa: E402
 from cecilia.errors import CeciliaError  # noqa: E402
 from tools.bench import system  # noqa: E402
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cecilia.engine.load import DEFAULT_PROFILE
+from cecilia.engine.recipes import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError, UsageError
 from tools.bench import engines, ours, report, system
 from tools.bench.engines import Engine, Pair, Speeds

@@ -28,7 +28,8 @@ import numpy as np  # noqa: E402
 
 from cecilia._kernels import isa  # noqa: E402
 from cecilia.arch import architecture, dense  # noqa: E402
-from cecilia.engine.load import DEFAULT_PROFILE, PROFILES, load_runner  # noqa: E402
+from cecilia.engine.load import load_runner  # noqa: E402
+from cecilia.engine.recipes import DEFAULT_PROFILE, PROFILES  # noqa: E402
 from cecilia.engine.runner import Runner  # noqa: E402
 from cecilia.errors import CeciliaError  # noqa: E402
 from cecilia.state.pages import POSITIONS  # noqa: E402

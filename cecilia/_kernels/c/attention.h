@@ -70,6 +70,30 @@ static void store_v_int8(const float *x, int64_t D, void *part, int slot) {
     for (int64_t d = 0; d < D; d++) to[d * 4] = q[d];
 }
 
+/* ---- keys as values ---- */
+
+static void turn_f32(const void *kpart, int64_t D, void *vpart) {
+    for (int p = 0; p < CEC_PAGE; p++)
+        for (int64_t d = 0; d < D; d++) ((float *)vpart)[p * D + d] = ((const float *)kpart)[d * CEC_PAGE + p];
+}
+
+static void turn_bf16(const void *kpart, int64_t D, void *vpart) {
+    for (int p = 0; p < CEC_PAGE; p++)
+        for (int64_t d = 0; d < D; d++) ((uint16_t *)vpart)[p * D + d] = ((const uint16_t *)kpart)[d * CEC_PAGE + p];
+}
+
+typedef uint8_t cec_bytes16 __attribute__((vector_size(16)));
+
+/* Four positions of four dimensions are 16 bytes in both layouts, one the transpose of the other. */
+static void turn_int8(const void *kpart, int64_t D, void *vpart) {
+    const cec_bytes16 transpose = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    const cec_bytes16 *k = kpart;
+    cec_bytes16 *v = vpart;
+    for (int p = 0; p < CEC_PAGE / 4; p++)
+        for (int64_t d = 0; d < D / 4; d++) v[p * (D / 4) + d] = __builtin_shuffle(k[d * (CEC_PAGE / 4) + p], transpose);
+    memcpy(cec_part_scales(vpart, D), cec_part_scales(kpart, D), CEC_PAGE * sizeof(float));
+}
+
 /* ---- one page of one row ---- */
 
 /* Scores s [64] become weights exp(s - m); positions from `valid` on are ignored whatever they hold, weight 0. */
@@ -127,47 +151,99 @@ typedef void (*cec_int_values)(const uint8_t hi[][CEC_PAGE], const uint8_t lo[][
 /* o[r][d] += e[r][p] V[p][d] for p0 <= p < p1, in that order. */
 typedef void (*cec_float_values)(const float e[][CEC_PAGE], int n, int64_t D, const void *v, int p0, int p1, float *o);
 
-CEC_INLINE void cec_partial_int8(cec_int_scores scores, cec_int_values values, const int8_t *q, const float *qd,
-                                 int64_t n, const void *kpart, const void *vpart, int64_t K, int64_t V,
-                                 const int32_t *valid, float *m, float *l, float *o) {
-    const float *kd = cec_part_scales(kpart, K), *vd = cec_part_scales(vpart, V);
-    int32_t sums[CEC_ROWS][CEC_PAGE], dots[CEC_ROWS * CEC_HEAD_MAX];
-    uint8_t hi[CEC_ROWS][CEC_PAGE], lo[CEC_ROWS][CEC_PAGE];
-    float step[CEC_ROWS], e[CEC_PAGE];
-    for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
-        const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
-        int last = 0;
-        scores(q + r0 * K, rows, K, kpart, sums);
-        for (int r = 0; r < rows; r++) {
-            const int count = valid[r0 + r];
-            for (int p = 0; p < CEC_PAGE; p++) e[p] = (float)sums[r][p] * (qd[r0 + r] * kd[p]);
-            cec_softmax(e, count, &m[r0 + r], &l[r0 + r]);
-            step[r] = cec_split_weights(e, vd, count, hi[r], lo[r]);
-            last = count > last ? count : last;
-        }
-        values((const uint8_t(*)[CEC_PAGE])hi, (const uint8_t(*)[CEC_PAGE])lo, rows, V, vpart, (last + 3) / 4, dots);
+/* How wide a head's values are. */
+static inline int64_t cec_value_width(const cec_head_page *page) {
+    int64_t width = 0;
+    for (int i = 0; i < page->values; i++) width += page->value[i].width;
+    return width;
+}
+
+/* e = the scores of `rows` rows from `row` on, part by part. */
+CEC_INLINE void cec_scores_int8(cec_int_scores scores, const cec_head_page *page, const int8_t *q, const float *qd,
+                                int64_t row, int rows, float e[][CEC_PAGE]) {
+    int32_t sums[CEC_ROWS][CEC_PAGE];
+    for (int i = 0; i < page->keys; i++) {
+        const int64_t D = page->key[i].width;
+        const float *kd = cec_part_scales(page->key[i].data, D);
+        scores(q + row * D, rows, D, page->key[i].data, sums);
         for (int r = 0; r < rows; r++)
-            for (int64_t d = 0; d < V; d++) o[(r0 + r) * V + d] = step[r] * (float)dots[r * V + d];
+            for (int p = 0; p < CEC_PAGE; p++) {
+                const float s = (float)sums[r][p] * (qd[row + r] * kd[p]);
+                e[r][p] = i ? e[r][p] + s : s;
+            }
+        q += page->rows * D;
+        qd += page->rows;
     }
 }
 
-CEC_INLINE void cec_partial_float(cec_float_scores scores, cec_float_values values, const float *q, int64_t n,
-                                  const void *kpart, const void *vpart, int64_t K, int64_t V, const int32_t *valid,
-                                  float *m, float *l, float *o) {
-    float e[CEC_ROWS][CEC_PAGE];
-    memset(o, 0, (size_t)(n * V) * sizeof *o);
+CEC_INLINE void cec_partial_int8(cec_int_scores scores, cec_int_values values, const cec_head_page *page,
+                                 const int8_t *q, const float *qd, int64_t row, int64_t n, const int32_t *valid,
+                                 float *m, float *l, float *o) {
+    const int64_t V = cec_value_width(page);
+    int32_t dots[CEC_ROWS * CEC_HEAD_MAX];
+    uint8_t hi[CEC_ROWS][CEC_PAGE], lo[CEC_ROWS][CEC_PAGE];
+    float step[CEC_ROWS], e[CEC_ROWS][CEC_PAGE];
     for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
         const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
+        float *out = o + r0 * V;
+        int last = 0;
+        cec_scores_int8(scores, page, q, qd, row + r0, rows, e);
+        for (int r = 0; r < rows; r++) {
+            cec_softmax(e[r], valid[r0 + r], &m[r0 + r], &l[r0 + r]);
+            last = valid[r0 + r] > last ? valid[r0 + r] : last;
+        }
+        for (int i = 0; i < page->values; i++) {
+            const int64_t D = page->value[i].width;
+            const float *vd = cec_part_scales(page->value[i].data, D);
+            for (int r = 0; r < rows; r++) step[r] = cec_split_weights(e[r], vd, valid[r0 + r], hi[r], lo[r]);
+            values((const uint8_t(*)[CEC_PAGE])hi, (const uint8_t(*)[CEC_PAGE])lo, rows, D, page->value[i].data,
+                   (last + 3) / 4, dots);
+            for (int r = 0; r < rows; r++)
+                for (int64_t d = 0; d < D; d++) out[r * V + d] = step[r] * (float)dots[r * D + d];
+            out += D;
+        }
+    }
+}
+
+/* e = the scores of `rows` rows from `row` on, part by part. */
+CEC_INLINE void cec_scores_float(cec_float_scores scores, const cec_head_page *page, const float *q, int64_t row,
+                                 int rows, float e[][CEC_PAGE]) {
+    float sums[CEC_ROWS][CEC_PAGE];
+    for (int i = 0; i < page->keys; i++) {
+        const int64_t D = page->key[i].width;
+        scores(q + row * D, rows, D, page->key[i].data, sums);
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < CEC_PAGE; p++) e[r][p] = i ? e[r][p] + sums[r][p] : sums[r][p];
+        q += page->rows * D;
+    }
+}
+
+CEC_INLINE void cec_partial_float(cec_float_scores scores, cec_float_values values, const cec_head_page *page,
+                                  const float *q, int64_t row, int64_t n, const int32_t *valid, float *m, float *l,
+                                  float *o) {
+    const int64_t V = cec_value_width(page);
+    float e[CEC_ROWS][CEC_PAGE], sums[CEC_ROWS * CEC_HEAD_MAX];
+    for (int64_t r0 = 0; r0 < n; r0 += CEC_ROWS) {
+        const int rows = (int)(n - r0 < CEC_ROWS ? n - r0 : CEC_ROWS);
+        float *out = o + r0 * V;
         int common = CEC_PAGE; /* positions that count for every row; the rest is each row's own */
-        scores(q + r0 * K, rows, K, kpart, e);
+        cec_scores_float(scores, page, q, row + r0, rows, e);
         for (int r = 0; r < rows; r++) {
             cec_softmax(e[r], valid[r0 + r], &m[r0 + r], &l[r0 + r]);
             common = valid[r0 + r] < common ? valid[r0 + r] : common;
         }
-        values((const float(*)[CEC_PAGE])e, rows, V, vpart, 0, common, o + r0 * V);
-        for (int r = 0; r < rows; r++)
-            if (common < valid[r0 + r])
-                values((const float(*)[CEC_PAGE])&e[r], 1, V, vpart, common, valid[r0 + r], o + (r0 + r) * V);
+        for (int i = 0; i < page->values; i++) {
+            const int64_t D = page->value[i].width;
+            memset(sums, 0, (size_t)(rows * D) * sizeof *sums);
+            values((const float(*)[CEC_PAGE])e, rows, D, page->value[i].data, 0, common, sums);
+            for (int r = 0; r < rows; r++) {
+                if (common < valid[r0 + r])
+                    values((const float(*)[CEC_PAGE])&e[r], 1, D, page->value[i].data, common, valid[r0 + r],
+                           sums + r * D);
+                memcpy(out + r * V, sums + r * D, (size_t)D * sizeof *out);
+            }
+            out += D;
+        }
     }
 }
 

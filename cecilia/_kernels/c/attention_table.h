@@ -18,25 +18,26 @@ static void values_bf16(const float e[][CEC_PAGE], int n, int64_t D, const void 
     values_float(CEC_KV_BF16, e, n, D, v, p0, p1, o);
 }
 
-static void partial_f32(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                        const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l, float *o) {
-    cec_partial_float(scores_f32, values_f32, qf, n, kpart, vpart, K, V, valid, m, l, o);
+static void partial_f32(const cec_head_page *page, const float *qf, const int8_t *qi, const float *qd, int64_t row,
+                        int64_t n, const int32_t *valid, float *m, float *l, float *o) {
+    cec_partial_float(scores_f32, values_f32, page, qf, row, n, valid, m, l, o);
 }
 
-static void partial_bf16(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                         const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l, float *o) {
-    cec_partial_float(scores_bf16, values_bf16, qf, n, kpart, vpart, K, V, valid, m, l, o);
+static void partial_bf16(const cec_head_page *page, const float *qf, const int8_t *qi, const float *qd, int64_t row,
+                         int64_t n, const int32_t *valid, float *m, float *l, float *o) {
+    cec_partial_float(scores_bf16, values_bf16, page, qf, row, n, valid, m, l, o);
 }
 
-static void partial_int8(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                         const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l, float *o) {
-    cec_partial_int8(scores_int8, values_int8, qi, qd, n, kpart, vpart, K, V, valid, m, l, o);
+static void partial_int8(const cec_head_page *page, const float *qf, const int8_t *qi, const float *qd, int64_t row,
+                         int64_t n, const int32_t *valid, float *m, float *l, float *o) {
+    cec_partial_int8(scores_int8, values_int8, page, qi, qd, row, n, valid, m, l, o);
 }
 
 #define CEC_ATTENTION_OPS                            \
     {                                                \
         {store_k_f32, store_k_bf16, store_k_int8},   \
         {store_v_f32, store_v_bf16, store_v_int8},   \
+        {turn_f32, turn_bf16, turn_int8},            \
         cec_quantize_row,                            \
         {partial_f32, partial_bf16, partial_int8},   \
         merge,                                       \

@@ -55,26 +55,47 @@ typedef struct {
     void (*rope_pairs)(float *x, const float *cos, const float *sin, int64_t half);
 } cec_pointwise_ops;
 
-enum { CEC_HEAD_MAX = 256 }; /* the widest head, D, of attention */
+enum {
+    CEC_HEAD_MAX = 256, /* the widest part, D, of a head's keys or values */
+    CEC_PARTS_MAX = 17  /* the most parts they have */
+};
+
+/* Some dimensions of a KV head in one page: 64 keys or values, D wide, as cec_kv_part_bytes in blocks.h has them. */
+typedef struct {
+    const void *data;
+    int64_t width;
+} cec_part;
+
+/* A page as one KV head sees it. Parts lie side by side: a key is as wide as all its parts, a value too; in int8 each
+ * part of a row has its own scale. A call's queries, `rows`, come part by part: those of part i
+ * are [rows][width], behind those of the parts before it; their scales are [parts][rows]. */
+typedef struct {
+    int keys, values; /* how many parts */
+    cec_part key[CEC_PARTS_MAX], value[CEC_PARTS_MAX];
+    int64_t rows;
+} cec_head_page;
 
 /* Attention: a query row is one head of one token. Rows of one KV head are contiguous, row = t * G + g, G query
- * heads sharing the KV head. `part` formulas and layouts: cec_kv_part_bytes in blocks.h. */
+ * heads sharing the KV head. */
 typedef struct {
     /* Write key (value) x [D] at slot 0..63 of a page part. int8: scale = max|x| / 127, round half even. */
     void (*store_k[CEC_KV_FORMATS])(const float *x, int64_t D, void *part, int slot);
     void (*store_v[CEC_KV_FORMATS])(const float *x, int64_t D, void *part, int slot);
 
+    /* Write the keys of a part as values: the same numbers in the other layout. Both [a]. */
+    void (*turn[CEC_KV_FORMATS])(const void *kpart, int64_t D, void *vpart);
+
     /* Quantise one query row for the int8 recipe: q [D] int8, returns its scale (max|x| / 127, 0 for zeros). */
     float (*quantize_query)(const float *x, int64_t D, int8_t *q);
 
-    /* Partial softmax-attention of n query rows over one page: for row r the first valid[r] (0..64) positions count.
+    /* Partial softmax-attention of n query rows, from `row` on, over one page: for row r the first valid[r] (0..64)
+     * positions count.
      *   s[p] = q[r] . K[p];  m[r] = max s;  e[p] = exp(s[p] - m[r]);  l[r] = sum e;  o[r][V] = sum e[p] * V[p]
-     * Rows with valid 0: m = -inf, l = 0, o = 0. qf [n][K] f32 already scaled; for int8 qi [n][K], qd [n]. Keys are K
-     * wide and values V.
-     * int8: s and o from exact int32 sums; e * v_scale is rounded to 14 bits of the page's largest, as two 7-bit halves. */
-    void (*partial[CEC_KV_FORMATS])(const float *qf, const int8_t *qi, const float *qd, int64_t n, const void *kpart,
-                                    const void *vpart, int64_t K, int64_t V, const int32_t *valid, float *m, float *l,
-                                    float *o);
+     * Rows with valid 0: m = -inf, l = 0, o = 0. qf f32 already scaled; for int8 qi and its scales qd.
+     * int8: s and o from exact int32 sums of each part; s adds the parts in order; e * v_scale is rounded to 14 bits of
+     * the page's largest, as two 7-bit halves. */
+    void (*partial[CEC_KV_FORMATS])(const cec_head_page *page, const float *qf, const int8_t *qi, const float *qd,
+                                    int64_t row, int64_t n, const int32_t *valid, float *m, float *l, float *o);
 
     /* Merge a partial into a running (M, L, O[D]); start from M = -inf, L = 0, O = 0; pages in position order. */
     void (*merge)(float *M, float *L, float *O, float m, float l, const float *o, int64_t D);

@@ -10,20 +10,46 @@
 
 static const char *const RECIPE[] = {"f32", "bf16", "int8"};
 
-/* A page of one KV head: its first 64 keys and values [64][D] and the parts they are stored in. */
+/* A page of one KV head: its 64 keys [64][K] and values [64][V], rows ldv apart, and the parts they are stored in. */
 typedef struct {
     float *keys, *values;
-    void *kpart, *vpart;
-    int64_t bytes;
+    int64_t K, V, ldv;
+    cec_head_page parts;
 } page;
 
+enum { TURNING = 16 }; /* width of the part of a latent key that is no value */
+
+static void *key_part(const cec_table *table, int kv, const float *x, int64_t stride, int64_t D) {
+    void *part = room(cec_kv_part_bytes(kv, D));
+    for (int slot = 0; slot < CEC_PAGE; slot++) table->attention->store_k[kv](x + slot * stride, D, part, slot);
+    return part;
+}
+
+static void *value_part(const cec_table *table, int kv, const float *x, int64_t stride, int64_t D) {
+    void *part = room(cec_kv_part_bytes(kv, D));
+    for (int slot = 0; slot < CEC_PAGE; slot++) table->attention->store_v[kv](x + slot * stride, D, part, slot);
+    return part;
+}
+
 static page make_page(const cec_table *table, int kv, int64_t D, float *keys, float *values) {
-    page p = {keys, values, NULL, NULL, cec_kv_part_bytes(kv, D)};
-    p.kpart = room(p.bytes);
-    p.vpart = room(p.bytes);
-    for (int slot = 0; slot < CEC_PAGE; slot++) {
-        table->attention->store_k[kv](keys + slot * D, D, p.kpart, slot);
-        table->attention->store_v[kv](values + slot * D, D, p.vpart, slot);
+    page p = {keys, values, D, D, D, {.keys = 1, .values = 1}};
+    p.parts.key[0] = (cec_part){key_part(table, kv, keys, D, D), D};
+    p.parts.value[0] = (cec_part){value_part(table, kv, values, D, D), D};
+    return p;
+}
+
+/* Keys of `parts` parts of D and one more; the values are the first parts, turned by the table. keys [64][K]. */
+static page make_latent_page(const cec_table *table, int kv, int64_t D, int parts, float *keys) {
+    const int64_t K = parts * D + TURNING;
+    page p = {keys, keys, K, parts * D, K, {.keys = parts + 1, .values = parts}};
+    for (int i = 0; i <= parts; i++) {
+        const int64_t width = i < parts ? D : TURNING;
+        p.parts.key[i] = (cec_part){key_part(table, kv, keys + i * D, K, width), width};
+        if (i < parts) {
+            void *turned = room(cec_kv_part_bytes(kv, D));
+            table->attention->turn[kv](p.parts.key[i].data, D, turned);
+            p.parts.value[i] = (cec_part){turned, D};
+        }
     }
     return p;
 }
@@ -40,9 +66,20 @@ static void store_case(suite *s, random_source *r, int kv, int64_t D) {
     float *keys = make_rows(r, CEC_PAGE, D, 4), *values = make_rows(r, CEC_PAGE, D, 1e-39f);
     const page want = make_page(s->scalar, kv, D, keys, values), got = make_page(s->tested, kv, D, keys, values);
     snprintf(name, sizeof name, "store keys %s D=%d", RECIPE[kv], (int)D);
-    same_bytes(s, name, want.kpart, got.kpart, want.bytes);
+    same_bytes(s, name, want.parts.key[0].data, got.parts.key[0].data, cec_kv_part_bytes(kv, D));
     snprintf(name, sizeof name, "store values %s D=%d", RECIPE[kv], (int)D);
-    same_bytes(s, name, want.vpart, got.vpart, want.bytes);
+    same_bytes(s, name, want.parts.value[0].data, got.parts.value[0].data, cec_kv_part_bytes(kv, D));
+    forget_rooms();
+}
+
+/* Turned keys are what storing the same rows as values gives. */
+static void turn_case(suite *s, random_source *r, int kv, int64_t D) {
+    char name[64];
+    float *keys = make_rows(r, CEC_PAGE, D, 4);
+    void *turned = room(cec_kv_part_bytes(kv, D));
+    s->tested->attention->turn[kv](key_part(s->scalar, kv, keys, D, D), D, turned);
+    snprintf(name, sizeof name, "turn %s D=%d", RECIPE[kv], (int)D);
+    same_bytes(s, name, value_part(s->scalar, kv, keys, D, D), turned, cec_kv_part_bytes(kv, D));
     forget_rooms();
 }
 
@@ -69,69 +106,103 @@ typedef struct {
 
 static partial partial_rooms(int64_t n, int64_t D) { return (partial){room(n * 4), room(n * 4), room(n * D * 4)}; }
 
+/* Not fmax: gcc 12 for aarch64 breaks down on a loop around it. */
+static double larger(double a, double b) { return a > b ? a : b; }
+
 /* What float rows may differ by: each score is a sum of D products in two ways, weights follow the scores, and the
  * results are sums of up to 64 weights. */
-static partial bounds(const float *q, const page *p, int64_t n, int64_t D, const int32_t *valid, const partial *want) {
-    partial b = partial_rooms(n, D);
+static partial bounds(const float *q, const page *p, int64_t n, const int32_t *valid, const partial *want) {
+    const int64_t K = p->K, V = p->V;
+    partial b = partial_rooms(n, V);
     for (int64_t r = 0; r < n; r++) {
         double score = 0, value = 0;
         for (int slot = 0; slot < valid[r]; slot++) {
             double size = 0;
-            for (int64_t d = 0; d < D; d++) {
-                size += fabs((double)q[r * D + d] * (double)p->keys[slot * D + d]);
-                value = fmax(value, fabs((double)p->values[slot * D + d]));
-            }
+            for (int64_t d = 0; d < K; d++) size += fabs((double)q[r * K + d] * (double)p->keys[slot * K + d]);
+            for (int64_t d = 0; d < V; d++) value = larger(value, fabs((double)p->values[slot * p->ldv + d]));
             score = fmax(score, size);
         }
-        score *= 1.01 * (double)D * 0x1p-23; /* 1.01: bf16 rounds the factors */
+        score *= 1.01 * (double)K * 0x1p-23; /* 1.01: bf16 rounds the factors */
         const double share = expm1(2 * score) + 100 * 0x1p-23;
         b.m[r] = (float)score;
         b.l[r] = (float)(share * (double)want->l[r]);
-        for (int64_t d = 0; d < D; d++) b.o[r * D + d] = (float)(share * (double)want->l[r] * 1.01 * value);
+        for (int64_t d = 0; d < V; d++) b.o[r * V + d] = (float)(share * (double)want->l[r] * 1.01 * value);
     }
     return b;
 }
 
-/* Rubbish in the slots no row counts. */
-static void spoil(const cec_table *table, int kv, int64_t D, const page *p, int from) {
-    float *x = room(D * 4);
-    for (int64_t d = 0; d < D; d++) x[d] = d % 3 ? NAN : INFINITY;
-    for (int slot = from; slot < CEC_PAGE; slot++) {
-        table->attention->store_k[kv](x, D, p->kpart, slot);
-        table->attention->store_v[kv](x, D, p->vpart, slot);
-    }
-    if (kv == CEC_KV_INT8)
-        for (int slot = from; slot < CEC_PAGE; slot++)
-            memset((int8_t *)p->vpart + slot / 4 * 4 * D + slot % 4, 0x80, 1);
+/* Rows of rubbish [64][D] behind the first `from` that stand in x. */
+static void spoil(float *x, int64_t D, int from) {
+    for (int64_t i = from * D; i < CEC_PAGE * D; i++) x[i] = i % 3 ? NAN : INFINITY;
 }
 
-static void partial_case(suite *s, random_source *r, int kv, int64_t D, int64_t n, int most) {
-    static const char *const PART[] = {"m", "l", "o"};
-    const cec_attention_ops *scalar = s->scalar->attention, *tested = s->tested->attention;
-    float *keys = make_rows(r, CEC_PAGE, D, 3), *values = make_rows(r, CEC_PAGE, D, 2);
-    float *q = make_rows(r, n, D, 1), *qd = room(n * 4);
-    int8_t *qi = room(n * D);
-    int32_t *valid = room(n * 4);
-    const page p = make_page(s->scalar, kv, D, keys, values);
-    for (int64_t i = 0; i < n; i++) {
-        valid[i] = i == 0 ? most : next_below(r, 3) ? next_below(r, most + 1) : most;
-        qd[i] = scalar->quantize_query(q + i * D, D, qi + i * D);
+/* Queries [n][K] as the kernels take them: part by part, quantised too. */
+typedef struct {
+    float *f, *scales;
+    int8_t *q;
+} queries;
+
+static queries pack_queries(const cec_table *table, page *p, const float *q, int64_t n) {
+    queries packed = {room(n * p->K * 4), room(p->parts.keys * n * 4), room(n * p->K)};
+    int64_t at = 0;
+    p->parts.rows = n;
+    for (int i = 0; i < p->parts.keys; i++) {
+        const int64_t D = p->parts.key[i].width;
+        for (int64_t r = 0; r < n; r++) {
+            float *to = packed.f + n * at + r * D;
+            memcpy(to, q + r * p->K + at, (size_t)D * 4);
+            packed.scales[i * n + r] = table->attention->quantize_query(to, D, packed.q + n * at + r * D);
+        }
+        at += D;
     }
-    spoil(s->scalar, kv, D, &p, most);
-    const partial want = partial_rooms(n, D), got = partial_rooms(n, D);
-    scalar->partial[kv](q, qi, qd, n, p.kpart, p.vpart, D, D, valid, want.m, want.l, want.o);
-    tested->partial[kv](q, qi, qd, n, p.kpart, p.vpart, D, D, valid, got.m, got.l, got.o);
-    const partial bound = bounds(q, &p, n, D, valid, &want);
+    return packed;
+}
+
+/* All rows over a page, from the second on where there is one: rows need not start with the call's first. */
+static void partial_case(suite *s, random_source *r, int kv, page *p, const char *kind, int64_t n, int most) {
+    static const char *const PART[] = {"m", "l", "o"};
+    const int64_t K = p->K, V = p->V, first = n > 1, count = n - first;
+    const float *q = make_rows(r, n, K, 1);
+    const queries packed = pack_queries(s->scalar, p, q, n);
+    int32_t *valid = room(n * 4);
+    for (int64_t i = 0; i < n; i++) valid[i] = i > 1 && next_below(r, 3) ? next_below(r, most + 1) : most;
+    const partial want = partial_rooms(n, V), got = partial_rooms(n, V);
+    s->scalar->attention->partial[kv](&p->parts, packed.f, packed.q, packed.scales, first, count, valid + first, want.m,
+                                      want.l, want.o);
+    s->tested->attention->partial[kv](&p->parts, packed.f, packed.q, packed.scales, first, count, valid + first, got.m,
+                                      got.l, got.o);
+    const partial bound = bounds(q + first * K, p, count, valid + first, &want);
     const float *all[][3] = {{want.m, got.m, bound.m}, {want.l, got.l, bound.l}, {want.o, got.o, bound.o}};
     for (int part = 0; part < 3; part++) {
-        char name[64];
-        const int64_t count = part == 2 ? n * D : n;
-        snprintf(name, sizeof name, "partial %s D=%d rows=%d most=%d: %s", RECIPE[kv], (int)D, (int)n, most, PART[part]);
+        char name[80];
+        const int64_t size = part == 2 ? count * V : count;
+        snprintf(name, sizeof name, "partial %s %s K=%d rows=%d most=%d: %s", kind, RECIPE[kv], (int)K, (int)n, most,
+                 PART[part]);
         if (kv == CEC_KV_INT8)
-            same_floats(s, name, all[part][0], all[part][1], count);
+            same_floats(s, name, all[part][0], all[part][1], size);
         else
-            near_floats(s, name, all[part][0], all[part][1], all[part][2], count);
+            near_floats(s, name, all[part][0], all[part][1], all[part][2], size);
     }
+}
+
+/* Keys and values of their own. The unused slots of int8 values hold -128 too, which no row is ever stored as. */
+static void heads_case(suite *s, random_source *r, int kv, int64_t D, int64_t n, int most) {
+    float *keys = make_rows(r, CEC_PAGE, D, 3), *values = make_rows(r, CEC_PAGE, D, 2);
+    spoil(keys, D, most);
+    spoil(values, D, most);
+    page p = make_page(s->scalar, kv, D, keys, values);
+    if (kv == CEC_KV_INT8)
+        for (int slot = most; slot < CEC_PAGE; slot++)
+            memset((int8_t *)p.parts.value[0].data + slot / 4 * 4 * D + slot % 4, 0x80, 1);
+    partial_case(s, r, kv, &p, "heads", n, most);
+    forget_rooms();
+}
+
+static void latent_case(suite *s, random_source *r, int kv, int64_t D, int parts, int64_t n, int most) {
+    float *keys = make_rows(r, CEC_PAGE, parts * D + TURNING, 2);
+    spoil(keys, parts * D + TURNING, most);
+    page p = make_latent_page(s->scalar, kv, D, parts, keys);
+    partial_case(s, r, kv, &p, "latent", n, most);
     forget_rooms();
 }
 
@@ -160,7 +231,11 @@ void attention_cases(suite *s) {
         merge_case(s, &r, HEADS[i]);
         for (int kv = 0; kv < CEC_KV_FORMATS; kv++) {
             store_case(s, &r, kv, HEADS[i]);
-            for (int n = 1; n <= 13; n += n < 7 ? 1 : 6) partial_case(s, &r, kv, HEADS[i], n, MOST[(n + i) % 7]);
+            turn_case(s, &r, kv, HEADS[i]);
+            for (int n = 1; n <= 13; n += n < 7 ? 1 : 6) {
+                heads_case(s, &r, kv, HEADS[i], n, MOST[(n + i) % 7]);
+                latent_case(s, &r, kv, HEADS[i], 1 + (n + i) % 4, n, MOST[(n + i) % 7]);
+            }
         }
     }
 }
