@@ -24,6 +24,12 @@ from server.worker import Engine, Worker
 DRAIN_SECONDS = 10.0
 ENGINE_STOP_SECONDS = 5.0
 
+# What a line at the start says of weights that are not the ones somebody published.
+_WEIGHTS = {
+    "random": "random (not a trained model)",
+    "trained-here": "trained-here (not a published model)",
+}
+
 Progress = Callable[[float], None]
 Load = Callable[[Config, Progress], Engine]
 
@@ -71,7 +77,9 @@ class Service:
         started = loop.time()
         worker, gate = Worker(loop), Gate(loop.time)
         parsing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cecilia-parse")
-        service = ChatService(worker, gate, loop, parsing, self.model_id)
+        # A file may turn out to hold a model that has a name; until it is read it goes by its own.
+        model_id = self._config.model_id or Path(self._config.model).stem
+        service = ChatService(worker, gate, loop, parsing, model_id)
         app = App(service, policy=self._policy(), chat_page=load_page("chat.html"))
         servers = [
             await loop.create_server(lambda: self._connection(app, loop), sock=opened)
@@ -82,8 +90,10 @@ class Service:
         try:
             await self._until_loaded(worker)
             if worker.loaded.done():
+                engine = worker.loaded.result()
+                service.model_id = self._config.model_id or str(engine.info["id"])
                 gate.phase = Phase.OPEN
-                self._announce(worker.loaded.result(), loop.time() - started)
+                self._announce(engine, service.model_id, loop.time() - started)
                 self.ready.set()
                 await self._stopping.wait()
         finally:
@@ -94,11 +104,6 @@ class Service:
             stopped = worker.stop(ENGINE_STOP_SECONDS)
             parsing.shutdown(wait=stopped, cancel_futures=True)
             log.info("service_stopped", clean=stopped)
-
-    @property
-    def model_id(self) -> str:
-        """The name in the API."""
-        return self._config.model_id or Path(self._config.model).stem
 
     @property
     def stopping(self) -> bool:
@@ -130,13 +135,14 @@ class Service:
         if worker.loaded.done():
             worker.loaded.result()
 
-    def _announce(self, engine: Engine, seconds: float) -> None:
+    def _announce(self, engine: Engine, model_id: str, seconds: float) -> None:
         info = engine.info
+        weights = str(info["weights"])
         log.info(
             "service_ready",
             address=self.address,
-            model=self.model_id,
-            weights=info["weights"],
+            model=model_id,
+            weights=_WEIGHTS.get(weights, weights),
             weights_in=info["weights_in"],
             context=engine.context,
             threads=info["threads"],

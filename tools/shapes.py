@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cecilia.arch.published import LING3_TINY
 from cecilia.errors import UsageError
 
 _DENSE: dict[str, Any] = {
@@ -58,29 +59,7 @@ MICRO: dict[str, dict[str, Any]] = {
 }
 """By architecture. `yarn_context`, where there is YaRN, follows from the window and the factor."""
 
-FULL: dict[str, dict[str, Any]] = {
-    "ling3": _LING3
-    | {
-        "layers": 24,
-        "width": 1536,
-        "heads": 16,
-        "head_dim": 128,
-        "q_rank": 256,
-        "kv_rank": 512,
-        "nope_dim": 128,
-        "rope_dim": 64,
-        "v_dim": 128,
-        "dense_ff": 4608,
-        "experts": 128,
-        "experts_used": 8,
-        "expert_groups": 8,
-        "expert_groups_used": 4,
-        "expert_ff": 512,
-        "shared_ff": 512,
-        "vocab": 157184,
-        "context": 131072,
-    },
-}
+FULL: dict[str, dict[str, Any]] = {"ling3": {**LING3_TINY, "context": 131072, "yarn_factor": 1.0}}
 """Sizes of published models, by architecture: Ling-3.0-tiny."""
 
 

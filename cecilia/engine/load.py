@@ -12,6 +12,7 @@ from cecilia._kernels import isa
 from cecilia._kernels.threads import set_threads
 from cecilia.arch import architecture
 from cecilia.arch.base import Architecture, Hints, Model, Spec, check_tensors
+from cecilia.arch.published import model_id
 from cecilia.engine import memory
 from cecilia.engine.cpus import default_threads
 from cecilia.engine.generate import Engine
@@ -184,7 +185,7 @@ def _info(file: ModelFile, runner: Runner, profile: str) -> dict[str, Any]:
     for entry in file.tensors.values():
         sizes[entry.format] = sizes.get(entry.format, 0) + entry.nbytes
     return {
-        "id": Path(file.path).stem,
+        "id": model_id(file.metadata) or Path(file.path).stem,
         "architecture": file.metadata["architecture"],
         "weights": file.metadata["weights"],
         "context": runner.context,

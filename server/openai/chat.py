@@ -33,9 +33,9 @@ WHOLE_PROBES = (0.25, 0.5, 1.0, 2.0)
 INLINE_BODY = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChatService:
-    """What a chat request needs of the process."""
+    """What a chat request needs of the process. `model_id` may change once, when the model is loaded."""
 
     worker: Worker
     gate: Gate

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cecilia.arch import published
 from cecilia.engine import cpus, memory
 from cecilia.engine.load import load, load_runner
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
@@ -34,6 +35,17 @@ def test_info(tiny_path: Path) -> None:
     assert len(info["digest"]) == 64
     assert engine.context == 100
     assert engine.defaults == {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
+    engine.close()
+
+
+@pytest.mark.parametrize(("weights", "name"), [("official", "known"), ("random", "x"), ("trained-here", "x")])
+def test_only_official_weights_have_the_name_of_a_published_model(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, name: str
+) -> None:
+    monkeypatch.setattr(published, "_NAMES", {"known": ("llama", {"layers": 2, "width": 64})})
+    path = rewrite(tiny_path, tmp_path / "x.l3r", lambda metadata, _: metadata.update(weights=weights))
+    engine = load(path, threads=1)
+    assert (engine.info["id"], engine.info["weights"]) == (name, weights)
     engine.close()
 
 

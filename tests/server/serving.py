@@ -37,7 +37,11 @@ class Running:
 
 @contextmanager
 def serving(
-    load: Callable[..., Any], *, loop_factory: Callable[[], asyncio.AbstractEventLoop], ready: bool = True
+    load: Callable[..., Any],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+    ready: bool = True,
+    model_id: str | None = None,
 ) -> Iterator[Running]:
     """Run a server until the block ends; `ready` waits for the engine to be loaded."""
     started = threading.Event()
@@ -49,7 +53,7 @@ def serving(
 
     async def body() -> None:
         sockets = listen.bind("127.0.0.1", 0)
-        service = Service(Config(model="models/fake.l3r"), sockets)
+        service = Service(Config(model="models/fake.l3r", model_id=model_id), sockets)
         box.append(Running(service.address, service, asyncio.get_running_loop()))
         running = asyncio.ensure_future(service.run(load))
         if ready:
