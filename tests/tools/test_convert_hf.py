@@ -156,10 +156,21 @@ def test_a_template_file_wins(folder: Path) -> None:
     assert template == tiny_hf.TEMPLATE
 
 
-def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path) -> None:
-    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}, (0.6, 0.95, 20)),
+        ({"do_sample": True}, (1.0, 1.0, 0)),
+        ({"temperature": 1.0, "top_p": 0.95, "top_k": 20}, (1.0, 0.95, 20)),  # a recommendation all the same
+        ({"do_sample": False, "temperature": 0.6}, (0.0, 1.0, 0)),
+        ({"temperature": None}, (0.0, 1.0, 0)),
+    ],
+)
+def test_sampling_defaults_are_those_of_the_generation_settings(
+    folder: Path, settings: dict[str, Any], expected: tuple[float, float, int]
+) -> None:
     found, _ = converted(folder, generation_config=settings)
-    assert found["sampling"] == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    assert found["sampling"] == dict(zip(("temperature", "top_p", "top_k"), expected, strict=True))
 
 
 def test_both_spellings_of_the_rope_base_mean_the_same(folder: Path) -> None:

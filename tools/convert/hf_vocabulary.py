@@ -37,14 +37,14 @@ def vocabulary(source: HuggingFaceSource, size: int, architecture: str, choice: 
 
 
 def sampling_defaults(source: HuggingFaceSource) -> dict[str, Any]:
-    """What a request that does not say gets: generation_config.json, greedy when that does not sample."""
+    """What a request that does not say gets: what generation_config.json recommends, greedy when it does not
+    sample. A file that names a temperature, top_p or top_k but no `do_sample` recommends these."""
     config = source.json("generation_config.json") or {}
-    if config.get("do_sample") is not True:
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    stated = {key: config[key] for key in neutral if config.get(key) is not None}
+    if config.get("do_sample", bool(stated)) is not True:
         return {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
-    found = {
-        key: default if config.get(key) is None else config[key]
-        for key, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0))
-    }
+    found = neutral | stated
     for key, value in found.items():
         wrong = isinstance(value, bool) or not isinstance(value, int if key == "top_k" else int | float)
         if wrong or not 0 <= value < math.inf:
