@@ -21,6 +21,7 @@ from cecilia._kernels.threads cimport reserve_scratch, scratch, team
 
 cdef enum:
     MOST_EXPERTS = 1024
+    RUN = 4  # tiles of one matrix that a work item reads one after another: memory likes it
     # Rough speeds of one thread, used only to decide how many threads a region deserves.
     BYTES_PER_NANOSECOND = 10
     PRODUCTS_PER_NANOSECOND = 60
@@ -298,50 +299,49 @@ cdef class Experts:
     cdef void _run(self, Activations x, Routes routes, Matrix y) noexcept nogil:
         cdef const cec_linear_ops *ops = table().linear
         cdef int64_t T = routes.tokens, rows = T * self.used, i
-        cdef int64_t per_expert = (self.ff + CEC_TILE - 1) // CEC_TILE
-        cdef int64_t per_shared = (self.shared_ff + CEC_TILE - 1) // CEC_TILE
+        cdef int64_t per_expert = runs(self.ff), per_shared = runs(self.shared_ff)
         cdef int64_t products = (rows * self.ff + T * self.shared_ff) * self.cols
-        cdef int64_t read = routes.actives * per_expert * (self.codes.gate_bytes + self.codes.up_bytes)
+        cdef int64_t read = routes.actives * per_expert * RUN * (self.codes.gate_bytes + self.codes.up_bytes)
         cdef int threads = team(read // BYTES_PER_NANOSECOND + products // PRODUCTS_PER_NANOSECOND)
-        cdef int64_t out_tiles = (self.cols + CEC_TILE - 1) // CEC_TILE
         with parallel(num_threads=threads):
             if T > 1:
                 for i in prange(rows, schedule="static"):
                     copy_row(x, routes.row_tokens[i], self.gathered, i)
-            for i in prange(routes.actives * per_expert + per_shared, schedule="dynamic", chunksize=4):
+            for i in prange(routes.actives * per_expert + per_shared, schedule="dynamic"):
                 self._gate_up(ops, x, routes, i, per_expert)
             for i in prange(rows + T, schedule="static"):
                 self._gate(routes, i, rows)
-            for i in prange(out_tiles, schedule="dynamic"):
-                self._down(ops, routes, y, i)
+            for i in prange(runs(self.cols), schedule="dynamic"):
+                self._down(ops, routes, y, i * RUN)
 
     cdef void _gate_up(self, const cec_linear_ops *ops, Activations x, Routes routes, int64_t item,
                        int64_t per_expert) noexcept nogil:
-        """One tile of gate and that of up, of an expert for its rows or of the shared one for all tokens."""
-        cdef int64_t e, tile = item % per_expert, first, last
+        """A run of gate and that of up, of an expert for its rows or of the shared one for all tokens."""
+        cdef int64_t e, first, last
         if item >= routes.actives * per_expert:
-            tile = item - routes.actives * per_expert
-            self._two_tiles(ops, &self.shared, &self.shared_codes, &x.acts, 0, routes.tokens, tile,
-                            self.shared_ff, self.shared_gate_up.p)
+            self._two_runs(ops, &self.shared, &self.shared_codes, &x.acts, 0, routes.tokens,
+                           item - routes.actives * per_expert, self.shared_ff, self.shared_gate_up.p)
             return
         e = routes.active[item // per_expert]
         first, last = routes.starts[e], routes.starts[e + 1]
         if routes.tokens > 1:
-            self._two_tiles(ops, &self.of[e], &self.codes, &self.gathered.acts, first, last, tile,
-                            self.ff, self.gate_up.p)
+            self._two_runs(ops, &self.of[e], &self.codes, &self.gathered.acts, first, last, item % per_expert,
+                           self.ff, self.gate_up.p)
         else:  # every row is the one token
-            self._two_tiles(ops, &self.of[e], &self.codes, &x.acts, 0, 1, tile, self.ff,
-                            self.gate_up.p + first * 2 * self.ff)
+            self._two_runs(ops, &self.of[e], &self.codes, &x.acts, 0, 1, item % per_expert, self.ff,
+                           self.gate_up.p + first * 2 * self.ff)
 
-    cdef void _two_tiles(self, const cec_linear_ops *ops, const Operands *w, const Codes *codes,
-                         const cec_acts *x, int64_t first, int64_t last, int64_t tile, int64_t ff,
-                         float *out) noexcept nogil:
-        cdef int rows = <int>min(CEC_TILE, ff - tile * CEC_TILE)
+    cdef void _two_runs(self, const cec_linear_ops *ops, const Operands *w, const Codes *codes,
+                        const cec_acts *x, int64_t first, int64_t last, int64_t run, int64_t ff,
+                        float *out) noexcept nogil:
+        cdef int64_t tile, begin = run * RUN, end = min(begin + RUN, (ff + CEC_TILE - 1) // CEC_TILE)
         cdef void *room = scratch(omp_get_thread_num())
-        ops.tile[codes.gate](w.gate + tile * codes.gate_bytes, x, first, last, rows, out + tile * CEC_TILE,
-                             2 * ff, 0, room)
-        ops.tile[codes.up](w.up + tile * codes.up_bytes, x, first, last, rows, out + ff + tile * CEC_TILE,
-                           2 * ff, 0, room)
+        for tile in range(begin, end):
+            ops.tile[codes.gate](w.gate + tile * codes.gate_bytes, x, first, last, rows_of(tile, ff),
+                                 out + tile * CEC_TILE, 2 * ff, 0, room)
+        for tile in range(begin, end):
+            ops.tile[codes.up](w.up + tile * codes.up_bytes, x, first, last, rows_of(tile, ff),
+                               out + ff + tile * CEC_TILE, 2 * ff, 0, room)
 
     cdef void _gate(self, Routes routes, int64_t row, int64_t rows) noexcept nogil:
         """silu(gate) * up of one row, times the expert's weight; quantised for `down`."""
@@ -361,26 +361,43 @@ cdef class Experts:
             ops.swiglu(gate, gate + F, F, to)
             self.shared_hidden.put(row, to)
 
-    cdef void _down(self, const cec_linear_ops *ops, Routes routes, Matrix y, int64_t tile) noexcept nogil:
-        """16 columns of y: every expert in turn, then the shared one."""
-        cdef char *room = <char *>scratch(omp_get_thread_num())
-        cdef float *part = <float *>(room + self.room)  # [rows of an expert][16]
-        cdef float *to = y.p + tile * CEC_TILE
-        cdef int rows = <int>min(CEC_TILE, self.cols - tile * CEC_TILE)
-        cdef int64_t a, e, i, j, first, last
+    cdef void _down(self, const cec_linear_ops *ops, Routes routes, Matrix y, int64_t begin) noexcept nogil:
+        """The columns of y of a run of tiles from `begin` on: every expert in turn, then the shared one."""
+        cdef void *room = scratch(omp_get_thread_num())
+        cdef int64_t a, tile, end = min(begin + RUN, (self.cols + CEC_TILE - 1) // CEC_TILE)
         for a in range(routes.actives):
-            e = routes.active[a]
-            first, last = routes.starts[e], routes.starts[e + 1]
-            ops.tile[self.codes.down](self.of[e].down + tile * self.codes.down_bytes,
-                                      &self.hidden.acts, first, last, rows,
-                                      part - first * CEC_TILE, CEC_TILE, 0, room)
-            for i in range(last - first):
-                for j in range(rows):
-                    to[routes.row_tokens[first + i] * y.cols + j] += part[i * CEC_TILE + j]
+            for tile in range(begin, end):
+                self._add_expert(ops, routes, routes.active[a], tile, y)
         if self.has_shared:
-            ops.tile[self.shared_codes.down](self.shared.down + tile * self.shared_codes.down_bytes,
-                                             &self.shared_hidden.acts, 0, routes.tokens, rows, to,
-                                             y.cols, 1, room)
+            for tile in range(begin, end):
+                ops.tile[self.shared_codes.down](
+                    self.shared.down + tile * self.shared_codes.down_bytes, &self.shared_hidden.acts, 0,
+                    routes.tokens, rows_of(tile, self.cols), y.p + tile * CEC_TILE, y.cols, 1, room,
+                )
+
+    cdef void _add_expert(self, const cec_linear_ops *ops, Routes routes, int64_t e, int64_t tile,
+                          Matrix y) noexcept nogil:
+        """Add one expert's part of 16 columns to the tokens it was chosen for."""
+        cdef char *room = <char *>scratch(omp_get_thread_num())
+        cdef float *part = <float *>(room + self.room)  # [rows of the expert][16]
+        cdef float *to = y.p + tile * CEC_TILE
+        cdef int rows = rows_of(tile, self.cols)
+        cdef int64_t first = routes.starts[e], last = routes.starts[e + 1], i, j
+        ops.tile[self.codes.down](self.of[e].down + tile * self.codes.down_bytes, &self.hidden.acts, first,
+                                  last, rows, part - first * CEC_TILE, CEC_TILE, 0, room)
+        for i in range(last - first):
+            for j in range(rows):
+                to[routes.row_tokens[first + i] * y.cols + j] += part[i * CEC_TILE + j]
+
+
+cdef int64_t runs(int64_t rows) noexcept nogil:
+    """How many runs of tiles a matrix of so many rows is read in."""
+    return (rows + CEC_TILE * RUN - 1) // (CEC_TILE * RUN)
+
+
+cdef int rows_of(int64_t tile, int64_t rows) noexcept nogil:
+    """Rows of a tile: fewer than 16 in the last one, maybe."""
+    return <int>min(CEC_TILE, rows - tile * CEC_TILE)
 
 
 cdef void copy_row(Activations x, int64_t token, Activations to, int64_t row) noexcept nogil:
