@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a model's tensors go in a GGUF file, and what its keys say, by architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cecilia.arch import ling3
+from cecilia.arch.ling3 import CONV_WIDTH, Ling3Spec
+from cecilia.formats.l3r import TensorEntry
+from tools.convert.gguf_dense import gguf_name
+
+Entries = Mapping[str, TensorEntry]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tensor of the GGUF file: `shape` outermost first, `entries` of ours that lie in it one by one."""
+
+    name: str
+    shape: tuple[int, ...]
+    entries: list[TensorEntry]
+
+
+class Layout(Protocol):
+    """One architecture: its name in GGUF, and functions of a file's hyper-parameters and tensors."""
+
+    name: str
+
+    def keys(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by key, without the architecture's prefix; an int is written as u32, a float as f32."""
+
+    def targets(self, hyper: Mapping[str, Any], entries: Entries) -> Iterator[Target]:
+        """All tensors."""
+
+
+class DenseLayout:
+    """One tensor of ours is one of theirs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def keys(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "block_count": hyper["layers"],
+            "context_length": hyper["context"],
+            "embedding_length": hyper["width"],
+            "feed_forward_length": hyper["ff"],
+            "attention.head_count": hyper["heads"],
+            "attention.head_count_kv": hyper["kv_heads"],
+            "attention.key_length": hyper["head_dim"],
+            "attention.value_length": hyper["head_dim"],
+            "attention.layer_norm_rms_epsilon": hyper["norm_eps"],
+            "rope.freq_base": hyper["rope_base"],
+        }
+
+    def targets(self, _hyper: Mapping[str, Any], entries: Entries) -> Iterator[Target]:
+        for entry in entries.values():
+            yield Target(gguf_name(entry.name), _shape(entry), [entry])
+
+
+# Names within a layer, ours and theirs.
+_BOTH = {"input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight"}
+_KDA = {
+    **{f"{name}_proj.weight": f"attn_{name}.weight" for name in ("q", "k", "v")},
+    **{f"{name}_conv1d.weight": f"ssm_conv1d_{name}.weight" for name in ("q", "k", "v")},
+    "f_proj.weight": "ssm_f_a.weight",
+    "g_proj.weight": "ssm_g_a.weight",
+    "b_proj.weight": "ssm_beta.weight",
+    "A": "ssm_a",
+    "dt_bias": "ssm_dt.bias",
+    "o_norm.weight": "ssm_norm.weight",
+    "o_proj.weight": "attn_output.weight",
+}
+_MLA = {
+    "q_proj.weight": "attn_q.weight",
+    "q_a_proj.weight": "attn_q_a.weight",
+    "q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "q_b_proj.weight": "attn_q_b.weight",
+    "kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+    "kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+    "k_b_proj_t.weight": "attn_k_b.weight",  # each head's transposed is the one they keep
+    "v_b_proj.weight": "attn_v_b.weight",
+    "g_proj.weight": "attn_gate.weight",
+    "dense.weight": "attn_output.weight",
+}
+_ROUTER = {"gate.weight": "ffn_gate_inp.weight", "gate.expert_bias": "exp_probs_b.bias"}
+
+
+class Ling3Layout:
+    """The experts of a layer are stacked; of the two key matrices only the transposed one is there."""
+
+    name = "bailingmoe3"
+
+    def keys(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
+        spec = ling3.spec_from(hyper)
+        return {
+            "block_count": spec.layers,
+            "context_length": spec.context,
+            "embedding_length": spec.width,
+            "feed_forward_length": spec.dense_ff,
+            "vocab_size": spec.vocab,
+            "attention.head_count": spec.heads,
+            "attention.head_count_kv": [int(spec.is_mla(i)) for i in range(spec.layers)],  # the map of layers
+            "attention.layer_norm_rms_epsilon": spec.norm_eps,
+            **({"attention.q_lora_rank": spec.q_rank} if spec.q_rank else {}),
+            "attention.kv_lora_rank": spec.kv_rank,
+            "attention.key_length": spec.kv_rank + spec.rope_dim,
+            "attention.value_length": spec.kv_rank,
+            "attention.key_length_mla": spec.nope_dim + spec.rope_dim,
+            "attention.value_length_mla": spec.v_dim,
+            "rope.dimension_count": spec.rope_dim,
+            "rope.freq_base": spec.rope_base,
+            **_yarn_keys(spec),
+            "ssm.conv_kernel": CONV_WIDTH,
+            "kda.head_dim": spec.head_dim,
+            "kda.safe_gate": True,
+            "kda.gate_lower_bound": spec.gate_lower_bound,
+            "leading_dense_block_count": spec.dense_layers,
+            "expert_count": spec.experts,
+            "expert_used_count": spec.experts_used,
+            "expert_group_count": spec.expert_groups,
+            "expert_group_used_count": spec.expert_groups_used,
+            "expert_feed_forward_length": spec.expert_ff,
+            "expert_shared_feed_forward_length": spec.shared_ff,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,  # sigmoid
+            "expert_weights_scale": spec.route_scale,
+            "expert_weights_norm": True,
+        }
+
+    def targets(self, hyper: Mapping[str, Any], entries: Entries) -> Iterator[Target]:
+        spec = ling3.spec_from(hyper)
+        for ours, theirs in (
+            (ling3.EMBED, "token_embd"),
+            (ling3.NORM, "output_norm"),
+            (ling3.HEAD, "output"),
+        ):
+            yield Target(f"{theirs}.weight", _shape(entries[ours]), [entries[ours]])
+        for i in range(spec.layers):
+            yield from self._layer(spec, i, entries)
+
+    def _layer(self, spec: Ling3Spec, i: int, entries: Entries) -> Iterator[Target]:
+        prefix, block = f"model.layers.{i}.", f"blk.{i}."
+        names = {prefix + ours: theirs for ours, theirs in _BOTH.items()}
+        attention = _MLA if spec.is_mla(i) else _KDA
+        names |= {f"{prefix}attention.{ours}": theirs for ours, theirs in attention.items()}
+        names |= {f"{prefix}mlp.{ours}": theirs for ours, theirs in _ROUTER.items()}
+        for part in ("gate", "up", "down"):
+            names[f"{prefix}mlp.{part}_proj.weight"] = f"ffn_{part}.weight"
+            names[f"{prefix}mlp.shared_experts.{part}_proj.weight"] = f"ffn_{part}_shexp.weight"
+        for ours, theirs in names.items():
+            if ours in entries:
+                yield Target(block + theirs, _ling3_shape(spec, theirs, entries[ours]), [entries[ours]])
+        if i >= spec.dense_layers:
+            for part in ("gate", "up", "down"):
+                experts = [
+                    entries[f"{prefix}mlp.experts.{e}.{part}_proj.weight"] for e in range(spec.experts)
+                ]
+                shape = (spec.experts, *_shape(experts[0]))
+                yield Target(f"{block}ffn_{part}_exps.weight", shape, experts)
+
+
+def _yarn_keys(spec: Ling3Spec) -> dict[str, Any]:
+    if spec.yarn_factor == 1:
+        return {}
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": spec.yarn_factor,
+        "rope.scaling.original_context_length": spec.yarn_context,
+    }
+
+
+def _shape(entry: TensorEntry) -> tuple[int, ...]:
+    return (entry.cols,) if entry.rank == 1 else (entry.rows, entry.cols)
+
+
+def _ling3_shape(spec: Ling3Spec, name: str, entry: TensorEntry) -> tuple[int, ...]:
+    """The same values in the shape they have there."""
+    if name.startswith("ssm_conv1d_"):
+        return (1, entry.cols // CONV_WIDTH, 1, CONV_WIDTH)
+    if name == "ssm_a":
+        return (entry.cols, 1)
+    if name in ("attn_k_b.weight", "attn_v_b.weight"):
+        return (spec.heads, entry.rows // spec.heads, entry.cols)
+    return _shape(entry)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "ling3": Ling3Layout(),
+    "qwen2": DenseLayout("qwen2"),
+    "qwen3": DenseLayout("qwen3"),
+}
+"""By architecture. GGUF keeps Q and K rows of the dense ones in our order, unlike llama's."""
