@@ -7,11 +7,13 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 from posix.stdlib cimport posix_memalign
+from posix.unistd cimport _SC_PAGESIZE, sysconf
 
 from cecilia._kernels.isa cimport CEC_ALIGN, CEC_BLOCK, table
 
 cdef extern from "<sys/mman.h>" nogil:
-    int MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_FIXED, MREMAP_MAYMOVE, PROT_READ, PROT_WRITE
+    int MADV_DONTNEED, MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, MREMAP_FIXED, MREMAP_MAYMOVE
+    int PROT_READ, PROT_WRITE
     void *MAP_FAILED
     int madvise(void *address, size_t nbytes, int advice)
     void *mmap(void *address, size_t nbytes, int protection, int flags, int fd, long offset)
@@ -22,17 +24,28 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef enum:
     HUGE_PAGE = 2 << 20  # bytes
+    LARGE = 1 << 20      # bytes from which zeroed memory is left to the kernel
 
 
 cdef char *FLOAT = "f"  # the struct code numpy reads
 
 
 cdef void *aligned_zeros(int64_t nbytes) except NULL:
-    """`nbytes` of zeroed, 64-byte aligned memory. Raises MemoryError."""
+    """`nbytes` of zeroed, 64-byte aligned memory; if much, it takes room only as it is used.
+
+    Raises MemoryError.
+    """
     cdef void *p = NULL
-    if nbytes < 0 or posix_memalign(&p, CEC_ALIGN, nbytes + CEC_ALIGN) != 0:
+    cdef int64_t page = sysconf(_SC_PAGESIZE), size = nbytes + CEC_ALIGN, whole = 0
+    cdef bint large = nbytes >= LARGE
+    if nbytes < 0 or posix_memalign(&p, page if large else CEC_ALIGN, size) != 0:
         raise MemoryError(f"{nbytes} bytes")
-    memset(p, 0, nbytes + CEC_ALIGN)
+    if large:
+        # What whole OS pages held is given up: the kernel zeroes them when they are touched.
+        whole = size - size % page
+        if madvise(p, whole, MADV_DONTNEED) != 0:
+            whole = 0
+    memset(<char *>p + whole, 0, size - whole)
     return p
 
 

@@ -221,7 +221,7 @@ cdef class Experts:
 
     cdef readonly int64_t experts, used, capacity, ff, shared_ff, cols
     cdef readonly bint ints
-    cdef bint has_shared
+    cdef bint has_shared, floats  # floats: whether the chosen experts read f32
     cdef list weights         # keeps the data alive
     cdef Operands *of         # [E]
     cdef Operands shared
@@ -249,6 +249,7 @@ cdef class Experts:
         for e in range(self.experts):
             self.of[e] = self._operands(gate[e], up[e], down[e], self.ff, &self.codes, e > 0)
         self.ints = self.codes.gate > 1 or self.codes.up > 1
+        self.floats = self.codes.gate <= 1 or self.codes.up <= 1
         if shared is not None:
             self.has_shared = True
             self.shared_ff = (<Weight>shared[0]).rows
@@ -306,7 +307,7 @@ cdef class Experts:
         with parallel(num_threads=threads):
             if T > 1:
                 for i in prange(rows, schedule="static"):
-                    copy_row(x, routes.row_tokens[i], self.gathered, i)
+                    copy_row(x, routes.row_tokens[i], self.gathered, i, self.floats)
             for i in prange(routes.actives * per_expert + per_shared, schedule="dynamic"):
                 self._gate_up(ops, x, routes, i, per_expert)
             for i in prange(rows + T, schedule="static"):
@@ -400,10 +401,11 @@ cdef int rows_of(int64_t tile, int64_t rows) noexcept nogil:
     return <int>min(CEC_TILE, rows - tile * CEC_TILE)
 
 
-cdef void copy_row(Activations x, int64_t token, Activations to, int64_t row) noexcept nogil:
-    """Copy a token's activations, quantised too if both are, to a row of its expert."""
+cdef void copy_row(Activations x, int64_t token, Activations to, int64_t row, bint floats) noexcept nogil:
+    """Copy a token's activations to a row of its expert: as f32 when asked, quantised if both are."""
     cdef int64_t K = x.cols, blocks = x.cols // CEC_BLOCK
-    memcpy(to.f + row * K, x.f + token * K, K * sizeof(float))
+    if floats:
+        memcpy(to.f + row * K, x.f + token * K, K * sizeof(float))
     if to.q != NULL and x.q != NULL:
         memcpy(to.q + row * K, x.q + token * K, K)
         memcpy(to.d + row * blocks, x.d + token * blocks, blocks * sizeof(float))

@@ -80,6 +80,9 @@ class Architecture(Protocol[S]):
     def tensors(self, spec: S) -> dict[str, TensorSpec]:
         """All tensors of the file, by checkpoint name."""
 
+    def looked_up(self, spec: S) -> frozenset[str]:
+        """The tensors of which a token reads one row and nothing else."""
+
     def page_bytes(self, spec: S, kv: str) -> int:
         """Bytes of a KV page, before anything is bound: what a context will cost."""
 

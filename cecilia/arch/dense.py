@@ -101,6 +101,11 @@ def _layer_tensors(spec: DenseSpec, variant: Variant, i: int) -> Iterator[tuple[
     yield mlp + "down_proj.weight", matrix(spec.width, spec.ff, i)
 
 
+def looked_up(spec: DenseSpec) -> frozenset[str]:
+    """The tensors of which a token reads one row and nothing else; a tied embedding is the head too."""
+    return frozenset() if spec.tied else frozenset({EMBED})
+
+
 def page_bytes(spec: DenseSpec, kv: str) -> int:
     """Bytes of a KV page: 64 positions of all layers."""
     return spec.layers * _layer_page_bytes(spec, kv)

@@ -183,6 +183,11 @@ def _expert_tensors(spec: Ling3Spec, i: int) -> Iterator[tuple[str, TensorSpec]]
     yield from _swiglu_tensors("shared_experts.", spec.shared_ff, spec, i)
 
 
+def looked_up(_spec: Ling3Spec) -> frozenset[str]:
+    """The tensors of which a token reads one row and nothing else."""
+    return frozenset({EMBED})
+
+
 # ---- state ------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ RECIPES = dense.RECIPES
 VARIANT = dense.Variant()
 
 spec_from = dense.spec_from
+looked_up = dense.looked_up
 page_bytes = dense.page_bytes
 state_bytes = dense.state_bytes
 

@@ -110,7 +110,7 @@ def _runner(
     if not force_context:
         needs[f"KV cache of {window} tokens"] = limit
     memory.require(needs)
-    huge = _place_weights(file, weights, report)
+    huge = _place_weights(file, arch.looked_up(spec), weights, report)
     model = _bind(arch, spec, file, kv, min(DEFAULT_CHUNK, window))
     pool = PagePool(page_bytes, limit)
     return Runner(
@@ -125,7 +125,9 @@ def _runner(
     )
 
 
-def _place_weights(file: ModelFile, mode: str, report: Progress) -> HugePages | None:
+def _place_weights(
+    file: ModelFile, looked_up: frozenset[str], mode: str, report: Progress
+) -> HugePages | None:
     """Read the weights into the page cache if they stay there; few move to huge pages now, many later."""
     if mode not in MODES:
         raise UsageError("unknown_weights_mode", f"weights mode {mode!r} is not one of: {' '.join(MODES)}")
@@ -133,7 +135,7 @@ def _place_weights(file: ModelFile, mode: str, report: Progress) -> HugePages | 
     if choose(mode, nbytes, memory.available()) == "mmap":
         touch(file, report)
         return None
-    huge = HugePages(file)
+    huge = HugePages(file, looked_up)
     if nbytes <= MOVED_AT_ONCE:
         huge.finish(report)
     report(1.0)

@@ -7,7 +7,7 @@ decoding reads every weight for every token and is up to twice as fast from 2 Mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,32 +31,35 @@ class HugePages:
     """Moves the tensors of an open file into huge pages, a slice at a time, at the addresses they have.
 
     Views handed out before stay valid and keep their bytes; the file's own pages are given back as it goes.
-    What lies before the first and behind the last whole 2 MiB page stays in the file.
+    The tensors named in `looked_up`, of which a token reads one row, stay in the file, and so does what lies
+    before the first and behind the last whole 2 MiB page of the others.
     """
 
-    def __init__(self, file: ModelFile) -> None:
-        base = file.slices[0].offset
-        self._mapped = file.span(base, file.nbytes - base)
-        first, self._end = huge_pages_of(self._mapped)
-        self._at = first
-        self._total = self._end - first
+    def __init__(self, file: ModelFile, looked_up: Collection[str] = ()) -> None:
+        self._slices = [
+            span[at : min(at + SLICE, end)]
+            for span in _spans(file, looked_up)
+            for first, end in (huge_pages_of(span),)
+            for at in range(first, end, SLICE)
+        ]
+        self._slices.reverse()  # the next one is the last of the list
+        self._total = self.left
 
     @property
     def left(self) -> int:
         """Bytes still to be moved."""
-        return self._end - self._at
+        return sum(part.nbytes for part in self._slices)
 
     def advance(self) -> None:
         """Move the next slice; nothing when all is moved. Raises MemoryLimitError `insufficient_memory`."""
-        nbytes = min(SLICE, self.left)
-        if nbytes == 0:
+        if not self._slices:
             return
         try:
-            move_to_huge_pages(self._mapped[self._at : self._at + nbytes])
+            move_to_huge_pages(self._slices[-1])
         except (MemoryError, OSError) as error:
-            self._end = self._at  # what is moved stays moved, the rest stays in the file
+            self._slices.clear()  # what is moved stays moved, the rest stays in the file
             raise MemoryLimitError("insufficient_memory", f"weights stay in the file: {error}") from None
-        self._at += nbytes
+        self._slices.pop()
 
     def finish(self, report: Progress) -> None:
         """Move all that is left."""
@@ -64,6 +67,17 @@ class HugePages:
         while self.left:
             self.advance()
             report(1 - self.left / self._total)
+
+
+def _spans(file: ModelFile, without: Collection[str]) -> Iterator[memoryview]:
+    """The mapped tensors but some: what lies before, between and behind these."""
+    at = file.slices[0].offset
+    for entry in sorted((file.tensors[name] for name in without), key=lambda entry: entry.offset):
+        if entry.offset > at:
+            yield file.span(at, entry.offset - at)
+        at = entry.offset + entry.nbytes
+    if file.nbytes > at:
+        yield file.span(at, file.nbytes - at)
 
 
 def huge_pages(switch: Path = SWITCH) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cecilia._kernels.buffer import move_to_huge_pages
+from cecilia.arch.dense import EMBED
 from cecilia.errors import DeviceError, MemoryLimitError
 from cecilia.formats import residency
 from cecilia.formats.l3r import open_model
@@ -57,6 +58,20 @@ def test_moved_memory_is_anonymous_read_only_and_asked_to_be_huge(tmp_path: Path
             assert "hg" in mapping.flags  # MADV_HUGEPAGE, see proc(5)
 
 
+def test_tensors_that_are_looked_up_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.l3r"
+    make_tiny(path, **BIG, vocab=16384)  # embedding and head of 4 MiB each, first and last
+    for name, neighbour in ((EMBED, "lm_head.weight"), ("lm_head.weight", EMBED)):
+        with open_model(path) as file:
+            residency.HugePages(file, {name}).finish(lambda _: None)
+            moved = [m for m in mappings() if not m.path]
+            for tensor, expected in ((name, False), (neighbour, True)):
+                start = np.frombuffer(file.data(tensor), np.uint8).ctypes.data
+                end = start + file.tensors[tensor].nbytes
+                assert any(m.start < end and start < m.end for m in moved) is expected
+            file.verify()
+
+
 def test_a_file_smaller_than_a_huge_page_stays_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "tiny.l3r"
     make_tiny(path)
@@ -99,6 +114,7 @@ def refuse(_mapped: memoryview) -> None:
 @dataclass
 class Mapping:
     start: int
+    end: int
     mode: str
     path: str
     flags: list[str]
@@ -113,7 +129,8 @@ def mappings() -> list[Mapping]:
             found[-1].flags = words[1:]
         elif "-" in words[0] and not words[0].endswith(":"):
             path = words[5] if len(words) > 5 else ""
-            found.append(Mapping(int(words[0].split("-")[0], 16), words[1], path, []))
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            found.append(Mapping(start, end, words[1], path, []))
     return found
 
 
