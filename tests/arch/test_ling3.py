@@ -120,6 +120,24 @@ def logits(path: Path, profile: str) -> np.ndarray:
         runner.close()
 
 
+@pytest.mark.parametrize("name", RANDOM)
+def test_the_golden_results_in_both_forms(tmp_path: Path, name: str) -> None:
+    weights, config, golden = checkpoint(name)
+    path = ling3_file.write(tmp_path / "x.l3r", config, weights)
+    found = {}
+    for profile in ("f32", "latent-f32"):
+        runner = load_runner(path, profile=profile, threads=1)
+        try:
+            found[profile] = runner.evaluate(golden["ids"])
+            np.testing.assert_allclose(found[profile], golden["logits"], rtol=0, atol=1e-3)
+            np.testing.assert_array_equal(found[profile].argmax(1), golden["logits"].argmax(1))
+            prompt, wanted = golden["ids"][: len(golden["ids"]) // 3], golden["greedy"]
+            assert runner.greedy(prompt, len(wanted)) == wanted.tolist()
+        finally:
+            runner.close()
+    np.testing.assert_allclose(found["latent-f32"], found["f32"], rtol=0, atol=1e-4)
+
+
 def test_the_latent_form_computes_the_same(files: dict[str, Path]) -> None:
     found = logits(files["f32"], "latent-f32")
     np.testing.assert_allclose(found, logits(files["f32"], "f32"), rtol=0, atol=1e-4)

@@ -178,22 +178,18 @@ def test_a_missing_peer_is_named(tmp_path: Path) -> None:
         peer_build.program(peer_build.LLAMA_CPP, tmp_path)
 
 
-def test_the_barrier_is_put_in_once(tmp_path: Path) -> None:
-    source = tmp_path / peer_build.AMX_FILE
-    source.parent.mkdir(parents=True)
-    source.write_text("{\n    _tile_loadconfig(&tc);\n}\n")
+def test_the_mends_are_put_in_once(tmp_path: Path) -> None:
+    for mend in peer_build.AMX_MENDS:
+        path = tmp_path / mend.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{{\n{mend.anchor}\n}}\n")
     for _ in range(2):
-        peer_build.keep_tile_stores(tmp_path)
-        lines = source.read_text().splitlines()
-        assert [line.strip().split("(")[0] for line in lines] == [
-            "{",
-            "__asm__ volatile",
-            "_tile_loadconfig",
-            "}",
-        ]
-    source.write_text("something else")
+        peer_build.mend_amx(tmp_path)
+        for mend in peer_build.AMX_MENDS:
+            assert (tmp_path / mend.file).read_text() == f"{{\n{mend.text}{mend.anchor}\n}}\n"
+    (tmp_path / peer_build.AMX_MENDS[0].file).write_text("something else")
     with pytest.raises(CeciliaError, match="_tile_loadconfig"):
-        peer_build.keep_tile_stores(tmp_path)
+        peer_build.mend_amx(tmp_path)
 
 
 def test_a_missing_file_is_added_and_an_existing_one_kept(tmp_path: Path) -> None:

@@ -14,11 +14,42 @@ from cecilia.errors import CeciliaError, UsageError
 
 CACHE = Path.home() / ".cache" / "cecilia" / "peers"
 
-# gcc 12 declares that _tile_loadconfig reads 8 bytes of its 64, drops the stores of the rest, and the first
-# tile instruction is then illegal. The barrier keeps the stores; without it the peer crashes where AMX is.
-AMX_FILE = "ggml/src/ggml-cpu/amx/mmq.cpp"
-AMX_CALL = "    _tile_loadconfig(&tc);"
-AMX_BARRIER = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n'
+
+@dataclass(frozen=True)
+class Insertion:
+    """Text to be put before every `anchor` of a file."""
+
+    file: str
+    anchor: str
+    text: str
+
+    def apply(self, source: Path) -> None:
+        """Put it there unless it is. Raises CeciliaError `peer_changed`."""
+        path = source / self.file
+        found = path.read_text(encoding="utf-8")
+        if self.text in found:
+            return
+        if self.anchor not in found:
+            raise CeciliaError("peer_changed", f"{path}: {self.anchor.strip()} is not where it was")
+        path.write_text(found.replace(self.anchor, self.text + self.anchor), encoding="utf-8")
+
+
+AMX_MENDS = (
+    # gcc 12 declares that _tile_loadconfig reads 8 bytes of its 64 and drops the stores of the rest: the first
+    # tile instruction is illegal then. The barrier keeps the stores.
+    Insertion(
+        "ggml/src/ggml-cpu/amx/mmq.cpp",
+        "    _tile_loadconfig(&tc);",
+        '    __asm__ volatile("" : : "r"(&tc) : "memory");\n',
+    ),
+    # Stacked weights of latent attention are taken into AMX memory when loading, and refused there when their
+    # permuted input comes: the peer aborts. Refused at once, they stay in the memory of its other kernels.
+    Insertion(
+        "ggml/src/ggml-cpu/amx/amx.cpp",
+        "        if (!src0->buffer || src0->buffer->buft != ggml_backend_amx_buffer_type()) {",
+        "        if (src0->ne[2] != 1) return false;\n",
+    ),
+)
 
 # A file that the sdist of ik_llama.cpp left out; all it does is to write another one.
 BUILD_INFO_FILE = "common/cmake/build-info-gen-cpp.cmake"
@@ -43,15 +74,10 @@ class Recipe:
     mend: Callable[[Path], None]
 
 
-def keep_tile_stores(source: Path) -> None:
-    """Put the barrier before every load of a tile configuration. Raises CeciliaError `peer_changed`."""
-    path = source / AMX_FILE
-    text = path.read_text(encoding="utf-8")
-    if AMX_BARRIER in text:
-        return
-    if AMX_CALL not in text:
-        raise CeciliaError("peer_changed", f"{path}: no call of _tile_loadconfig where it was")
-    path.write_text(text.replace(AMX_CALL, AMX_BARRIER + AMX_CALL), encoding="utf-8")
+def mend_amx(source: Path) -> None:
+    """Make llama.cpp run where AMX is. Raises CeciliaError `peer_changed`."""
+    for mend in AMX_MENDS:
+        mend.apply(source)
 
 
 def add_build_info(source: Path) -> None:
@@ -70,7 +96,7 @@ LLAMA_CPP = Recipe(
     "vendor/llama.cpp",
     COMMON | {"LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_UI": "OFF", "LLAMA_OPENSSL": "OFF"},
     ("llama-bench", "llama-quantize"),
-    keep_tile_stores,
+    mend_amx,
 )
 IK_LLAMA_CPP = Recipe(
     "ik-llama-cpp-python",
