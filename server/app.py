@@ -74,7 +74,9 @@ class App:
     async def _health(self, exchange: Exchange) -> None:
         phase = self._service.gate.phase
         if phase is Phase.OPEN:
-            exchange.send(json_response({"status": "ok"}))
+            activity = self._service.gate.activity()
+            running = {} if activity is None else {"generation": activity}
+            exchange.send(json_response({"status": "ok", **running}))
         elif phase is Phase.LOADING:
             body = {"status": "loading", "progress": round(self.progress, 4)}
             exchange.send(json_response(body, status=503, headers=(("Retry-After", "1"),)))

@@ -55,6 +55,14 @@ class Gate:
         self._measured = False
         self.phase = Phase.LOADING
 
+    def activity(self) -> dict[str, float] | None:
+        """How far the running generation is: prompt tokens still to be read, tokens answered, seconds."""
+        ticket = self._holder
+        if ticket is None:
+            return None
+        seconds = round(self._now() - ticket.started, 1)
+        return {"prompt_left": ticket.prompt_left, "completion": ticket.produced, "seconds": seconds}
+
     @property
     def busy(self) -> bool:
         """Whether the slot is taken."""

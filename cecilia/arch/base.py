@@ -83,6 +83,18 @@ class Architecture(Protocol[S]):
     def looked_up(self, spec: S) -> frozenset[str]:
         """The tensors of which a token reads one row and nothing else."""
 
+    def longest_window(self, spec: S) -> int:
+        """Most positions of a window, with RoPE stretched where the model's makers say how."""
+
+    def for_window(self, spec: S, window: int) -> S:
+        """The spec for a window of at most `longest_window`: the same, or with stretched RoPE.
+
+        A stretched model computes something else from the first position on.
+        """
+
+    def rope_mode(self, spec: S) -> str:
+        """How RoPE is stretched: "default", or for example "yarn-2". States of two modes never mix."""
+
     def page_bytes(self, spec: S, kv: str) -> int:
         """Bytes of a KV page, before anything is bound: what a context will cost."""
 

@@ -106,6 +106,21 @@ def looked_up(spec: DenseSpec) -> frozenset[str]:
     return frozenset() if spec.tied else frozenset({EMBED})
 
 
+def longest_window(spec: DenseSpec) -> int:
+    """Most positions of a window: the native ones."""
+    return spec.context
+
+
+def for_window(spec: DenseSpec, _window: int) -> DenseSpec:
+    """The spec for a window: RoPE is never stretched."""
+    return spec
+
+
+def rope_mode(_spec: DenseSpec) -> str:
+    """Always "default"."""
+    return "default"
+
+
 def page_bytes(spec: DenseSpec, kv: str) -> int:
     """Bytes of a KV page: 64 positions of all layers."""
     return spec.layers * _layer_page_bytes(spec, kv)

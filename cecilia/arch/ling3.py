@@ -16,7 +16,7 @@ The last layer of each group is MLA, and those behind the last whole group; the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,6 +186,28 @@ def _expert_tensors(spec: Ling3Spec, i: int) -> Iterator[tuple[str, TensorSpec]]
 def looked_up(_spec: Ling3Spec) -> frozenset[str]:
     """The tensors of which a token reads one row and nothing else."""
     return frozenset({EMBED})
+
+
+# ---- window ----------------------------------------------------------------------------------------------
+
+STRETCH = 2.0  # YaRN's factor in the published settings for windows beyond the native one
+
+
+def longest_window(spec: Ling3Spec) -> int:
+    """Most positions of a window: twice the native ones with YaRN, unless the file has it already."""
+    return int(spec.context * STRETCH) if spec.yarn_factor == 1 else spec.context
+
+
+def for_window(spec: Ling3Spec, window: int) -> Ling3Spec:
+    """The spec for a window: beyond the native one YaRN stretches it, from the first position on."""
+    if window <= spec.context:
+        return spec
+    return replace(spec, yarn_factor=STRETCH, yarn_context=spec.context, context=longest_window(spec))
+
+
+def rope_mode(spec: Ling3Spec) -> str:
+    """ "default" or "yarn-" and the factor."""
+    return "default" if spec.yarn_factor == 1 else f"yarn-{spec.yarn_factor:g}"
 
 
 # ---- state ------------------------------------------------------------------------------------------------

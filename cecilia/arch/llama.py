@@ -20,6 +20,9 @@ VARIANT = dense.Variant()
 
 spec_from = dense.spec_from
 looked_up = dense.looked_up
+longest_window = dense.longest_window
+for_window = dense.for_window
+rope_mode = dense.rope_mode
 page_bytes = dense.page_bytes
 state_bytes = dense.state_bytes
 

@@ -47,7 +47,8 @@ def load(
 ) -> Engine:
     """Load a model for chat; to be called on the thread that will compute.
 
-    `context`: tokens in the window; by default the model's own, at most 8192. `threads`: by default one for
+    `context`: tokens in the window; by default the model's own, at most 8192. Beyond the model's own, RoPE is
+    stretched where its makers say how. `threads`: by default one for
     each of the fastest CPUs. `weights`: "mmap", "hugepage" or "auto", see cecilia.formats.residency.
     `force_context`: take a window although its cache does not fit now; requests are still refused one by one.
     `verify`: compare all data with its digests first. `progress` is told the fraction that is in memory.
@@ -99,7 +100,7 @@ def _runner(
     set_threads(threads, yields=True)
     arch, spec = _checked(file)
     kv = recipe(arch, file.metadata["architecture"], profile)
-    window = choose_window(context, spec.context)
+    window, spec = choose_window(arch, spec, context)
     require_recipe(window, profile, arch)
     page_bytes = arch.page_bytes(spec, kv)
     limit = cache_bytes(page_bytes, window)
@@ -121,6 +122,7 @@ def _runner(
         context=window,
         threads=threads,
         state_bytes=state_bytes,
+        rope=arch.rope_mode(spec),
         huge=huge,
     )
 
@@ -192,6 +194,7 @@ def _info(file: ModelFile, runner: Runner, profile: str) -> dict[str, Any]:
         "weights": file.metadata["weights"],
         "context": runner.context,
         "profile": profile,
+        "rope": runner.rope,
         "threads": runner.threads,
         "weights_in": runner.weights_in,
         "isa": isa.name(),

@@ -20,6 +20,7 @@ class Runner:
     """Owns the file, the model over it and the session. All calls on one thread.
 
     `vocab`: V. `context`: the most tokens a session may hold. `threads`: what the kernels use.
+    `rope`: how RoPE is stretched, see Architecture.rope_mode.
     `weights_in`: where they are, mmap or hugepage; `huge` moves those that are not there yet.
     """
 
@@ -32,13 +33,15 @@ class Runner:
         vocab: int,
         context: int,
         threads: int,
-        state_bytes: int = 0,
+        state_bytes: int,
+        rope: str,
         huge: HugePages | None = None,
     ) -> None:
         self.file = file
         self.vocab = vocab
         self.context = context
         self.threads = threads
+        self.rope = rope
         self.weights_in = "mmap" if huge is None else "hugepage"
         self._huge = huge
         self.pool = pool

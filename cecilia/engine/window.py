@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 from cecilia.arch import architecture
+from cecilia.arch.base import Architecture, Spec
 from cecilia.engine import memory
 from cecilia.engine.recipes import longest, profiles_of
 from cecilia.errors import UsageError
@@ -17,19 +18,22 @@ from cecilia.state.pages import POSITIONS
 
 DEFAULT_CONTEXT = 8192
 
+S = TypeVar("S", bound=Spec)
 
-def choose_window(wanted: int | None, limit: int) -> int:
-    """The window of a model whose own is `limit`: as wanted, or the model's up to DEFAULT_CONTEXT.
+
+def choose_window(arch: Architecture[S], spec: S, wanted: int | None) -> tuple[int, S]:
+    """The window as wanted, or the model's own up to DEFAULT_CONTEXT; and the spec for it.
 
     Raises UsageError `invalid_context` and `context_too_large`.
     """
     if wanted is None:
-        return min(limit, DEFAULT_CONTEXT)
+        return min(spec.context, DEFAULT_CONTEXT), spec
     if wanted < 1:
         raise UsageError("invalid_context", f"a context of {wanted} tokens")
+    limit = arch.longest_window(spec)
     if wanted > limit:
         raise UsageError("context_too_large", f"a context of {wanted} tokens; this model's limit is {limit}")
-    return wanted
+    return wanted, arch.for_window(spec, wanted)
 
 
 def cache_bytes(page_bytes: int, window: int) -> int:
@@ -40,20 +44,21 @@ def cache_bytes(page_bytes: int, window: int) -> int:
 def cache_costs(path: str | os.PathLike[str], context: int | None) -> dict[str, Any]:
     """What each recipe would take for the window `context` of the model file `path`, which is not loaded.
 
-    `recipes`: bytes per token and of the full window, the longest window, and whether this one can be had now
-    beside the weights. `smallest`: the recipe whose window takes least. Raises ModelFileError, UsageError.
+    `rope`: how RoPE is stretched for it. `recipes`: bytes per token and of the full window, the longest window,
+    and whether this one can be had now beside the weights. `smallest`: the recipe whose window takes least.
+    Raises ModelFileError, UsageError.
     """
     with open_model(path) as file, naming(file.path):
         arch = architecture(file.metadata["architecture"])
         spec = arch.spec_from(file.metadata["hyper"])
         weights = tensor_bytes(file.tensors)
         beside = weights + arch.state_bytes(spec)
-    window = choose_window(context, spec.context)
+    window, spec = choose_window(arch, spec, context)
     recipes: dict[str, dict[str, Any]] = {}
     for profile, kv in profiles_of(arch).items():
         page = arch.page_bytes(spec, kv)
         total = cache_bytes(page, window)
-        most = min(longest(profile), spec.context)
+        most = min(longest(profile), arch.longest_window(spec))
         recipes[profile] = {
             "bytes_per_token": page // POSITIONS,
             "window_bytes": total,
@@ -62,6 +67,7 @@ def cache_costs(path: str | os.PathLike[str], context: int | None) -> dict[str, 
         }
     return {
         "window": window,
+        "rope": arch.rope_mode(spec),
         "weights_bytes": weights,
         "recipes": recipes,
         "smallest": min(recipes, key=lambda name: int(recipes[name]["window_bytes"])),

@@ -232,6 +232,15 @@ def test_values_outside_the_envelope(key: str, value: object) -> None:
     assert caught.value.code == "bad_hyper"
 
 
+def test_a_window_of_256k_has_the_published_settings() -> None:
+    spec = ling3.spec_from(ling3_file.hyper_of(CONFIG | {"max_position_embeddings": 131072}))
+    assert ling3.for_window(spec, 131072) is spec
+    assert ling3.rope_mode(spec) == "default"
+    wide = ling3.for_window(spec, 131073)
+    assert (wide.yarn_factor, wide.yarn_context, wide.context) == (2.0, 131072, 262144)
+    assert (ling3.rope_mode(wide), ling3.longest_window(wide)) == ("yarn-2", 262144)
+
+
 def test_yarn_angles() -> None:
     """The published setting for a window of 256K; frequencies of the library that defines this rope type."""
     rope = Rope(64, 6_000_000, 2, yarn=Yarn(2.0, 131072))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cecilia.engine import memory
@@ -53,6 +54,21 @@ def test_a_window_that_does_not_fit_can_be_forced(wide: Path, monkeypatch: pytes
     with pytest.raises(MemoryLimitError, match=r"KV cache of 262144 tokens 40\.0 MiB"):
         load_runner(wide, context=NATIVE, threads=1)
     load_runner(wide, context=NATIVE, threads=1, force_context=True).close()
+
+
+def test_a_stretched_window(tmp_path: Path) -> None:
+    """Twice the native window with YaRN, by the published settings; a mode of its own."""
+    path = make_tiny(tmp_path / "ling.l3r", architecture="ling3", context=1024)
+    modes = {}
+    for window in (1024, 2048):
+        assert cache_costs(path, window)["rope"] == ("default" if window == 1024 else "yarn-2")
+        runner = load_runner(path, context=window, profile="latent-int8-v1", threads=1)
+        modes[runner.rope] = runner.evaluate([5, 6, 7, 8]).copy()
+        runner.close()
+    assert not np.array_equal(modes["default"], modes["yarn-2"])  # from the first positions on
+    assert cache_costs(path, 1024)["recipes"]["latent-int8-v1"]["longest_window"] == 2048
+    with pytest.raises(UsageError, match=r"context_too_large.*limit is 2048"):
+        load_runner(path, context=2049, threads=1)
 
 
 def test_a_recipe_the_architecture_lacks(wide: Path) -> None:

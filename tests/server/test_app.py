@@ -65,6 +65,11 @@ async def test_while_loading(loading: Desk) -> None:
 async def test_health(desk: Desk) -> None:
     health = await desk.open().ask("GET", "/health")
     assert (health.status, json.loads(health.body)) == (200, {"status": "ok"})
+    ticket = desk.gate.enter()
+    ticket.prompt_left = 12
+    health = await desk.open().ask("GET", "/health")
+    assert json.loads(health.body)["generation"] == {"prompt_left": 12, "completion": 0, "seconds": 0.0}
+    ticket.release()
     desk.gate.phase = Phase.CLOSING
     assert (await desk.open().ask("GET", "/health")).status == 503
     chat = await desk.open().chat()

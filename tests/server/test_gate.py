@@ -44,6 +44,17 @@ def test_one_at_a_time(gate: Gate) -> None:
     gate.enter()
 
 
+def test_how_far_the_running_generation_is() -> None:
+    times = iter([5.0, 7.25])  # it starts, it is asked for
+    gate = Gate(lambda: next(times))
+    gate.phase = Phase.OPEN
+    assert gate.activity() is None
+    ticket = busy(gate, prompt_left=300, produced=4)
+    assert gate.activity() == {"prompt_left": 300, "completion": 4, "seconds": 2.2}
+    ticket.release()
+    assert gate.activity() is None
+
+
 def test_a_second_release_frees_nobody_elses_slot(gate: Gate) -> None:
     first = gate.enter()
     first.release()

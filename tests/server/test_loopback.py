@@ -229,7 +229,7 @@ def test_a_slow_reader_holds_the_engine(sockets: Sockets, server: Running, engin
     connection = sockets.send(server, chat_bytes(stream=True), receive_buffer=4096)
     eventually(lambda: bool(engine.requests))
     health = sockets.send(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    assert b'{"status":"ok"}' in read_all(health)
+    assert b'{"status":"ok",' in read_all(health)
     assert engine.outcomes == []  # 100 MB were not taken by anyone
     connection.close()
     eventually(lambda: engine.outcomes == ["cancelled"])

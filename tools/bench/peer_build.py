@@ -35,8 +35,8 @@ class Insertion:
 
 
 AMX_MENDS = (
-    # gcc 12 declares that _tile_loadconfig reads 8 bytes of its 64 and drops the stores of the rest: the first
-    # tile instruction is illegal then. The barrier keeps the stores.
+    # gcc 12 declares that _tile_loadconfig reads 8 bytes of its 64 and drops the stores of the others: the
+    # next tile instruction is illegal then. The barrier keeps the stores.
     Insertion(
         "ggml/src/ggml-cpu/amx/mmq.cpp",
         "    _tile_loadconfig(&tc);",
