@@ -17,7 +17,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-roofline bench-layout soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-roofline bench-layout soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -54,6 +54,9 @@ bench-neighbour: build $(MODEL) ## decoding while another process burns a core, 
 
 bench-quantisations: build $(MODEL) ## size, perplexity, KL and speed of every weight quantisation
 	@$(PY) -m tools.bench.quantisations $(ARGS)
+
+bench-recipes: build ## logit error, KL, top-1 agreement of every cache recipe and quantisation of Ling-3.0
+	@$(PY) -m tools.bench.recipes $(ARGS)
 
 bench-roofline: build $(MODEL) ## where the time of a step goes, beside the machine's peaks
 	@$(PY) -m tools.bench.roofline $(ARGS)

@@ -24,6 +24,7 @@ TARGETS = [
     "bench-peers",
     "bench-neighbour",
     "bench-quantisations",
+    "bench-recipes",
     "bench-roofline",
     "bench-layout",
     "soak",

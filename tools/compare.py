@@ -165,6 +165,27 @@ def kl_divergence(golden: Array, ours: Array) -> Array:
     return found
 
 
+@dataclass(frozen=True)
+class Distance:
+    """How far logits are from a golden's: absolute errors, KL(golden || ours) in nats, equal argmax."""
+
+    max_error: float
+    mean_error: float
+    mean_kl: float
+    agreement: float
+
+
+def distance(golden: Array, ours: Array) -> Distance:
+    """The distance of two [M, V], M at least 1."""
+    error = np.abs(ours - golden)
+    return Distance(
+        float(error.max()),
+        float(error.mean(dtype=np.float64)),
+        float(kl_divergence(golden, ours).mean()),
+        float((ours.argmax(axis=-1) == golden.argmax(axis=-1)).mean()),
+    )
+
+
 def compare(runner: Evaluator, golden: Golden, rows: int | None = None) -> Comparison:
     """Evaluate what the golden holds, its first `rows` rows, and compare.
 
@@ -183,7 +204,7 @@ def compare(runner: Evaluator, golden: Golden, rows: int | None = None) -> Compa
             )
         logits.extend(found[golden.at[golden.at[:, 0] == row, 1]])
         if golden.nll is not None:
-            nll.append(_nll(found, ids))
+            nll.append(token_nll(found, ids))
     matches = [_matching(runner.greedy(prompt, len(want)), want) for prompt, want in golden.greedy]
     greedy = (sum(matches), sum(len(want) for _, want in golden.greedy)) if matches else None
     return _comparison(golden, wanted, chosen, logits, nll, greedy)
@@ -199,17 +220,15 @@ def _comparison(
 ) -> Comparison:
     max_error = agreement = mean_kl = max_nll_error = ours = reference = None
     if golden.logits is not None and chosen:
-        want, have = golden.logits[chosen].astype(np.float32), np.stack(logits)
-        max_error = float(np.abs(have - want).max())
-        agreement = float((have.argmax(axis=-1) == want.argmax(axis=-1)).mean())
-        mean_kl = float(kl_divergence(want, have).mean())
+        apart = distance(golden.logits[chosen].astype(np.float32), np.stack(logits))
+        max_error, agreement, mean_kl = apart.max_error, apart.agreement, apart.mean_kl
     if golden.nll is not None and nll:
         max_nll_error = float(np.abs(np.stack(nll) - golden.nll[rows]).max())
         ours, reference = perplexity(np.stack(nll)), perplexity(golden.nll[rows])
     return Comparison(len(chosen), max_error, agreement, mean_kl, max_nll_error, ours, reference, greedy)
 
 
-def _nll(logits: Array, ids: Array) -> Array:
+def token_nll(logits: Array, ids: Array) -> Array:
     """-log p of each next token, f64 [T-1]; a block of rows at a time, since [T, V] in f64 is large."""
     parts = [
         -log_softmax(logits[start:stop])[np.arange(stop - start), ids[start + 1 : stop + 1]]

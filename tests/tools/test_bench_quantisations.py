@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cecilia.formats.l3r import open_model
-from cecilia.formats.quant import dequantise, quantise, unpack
 from tools.bench import quantisations
 from tools.bench.quantisations import Variant
 from tools.make_tiny import make_tiny
@@ -44,19 +42,3 @@ def test_a_row_of_the_table(tmp_path: Path) -> None:
     variant = Variant("x", path, [0.1, 0.3], [np.log([4.0, 9.0])], {"prefill 512": 100.4, "decode 128": 7.6})
     size = path.stat().st_size / 1e6
     assert variant.row() == f"| x | 32.00 | {size:.0f} MB | 6.0000 | 0.20000 +- 0.10000 | 100 | 8 |"
-
-
-def test_plain_rounding_takes_the_formats_of_the_other_file(tmp_path: Path) -> None:
-    source = make_tiny(tmp_path / "wide.l3r", quant="f32")
-    like = make_tiny(tmp_path / "like.l3r", quant="q4_32", seed=1)
-    out = quantisations.round_to_nearest(source, like, tmp_path / "out.l3r")
-    with open_model(source) as wide, open_model(out) as found:
-        for entry in found.tensors.values():
-            raw = np.asarray(wide.data(entry.name))
-            if entry.rank == 1:
-                assert bytes(found.data(entry.name)) == bytes(raw)
-                continue
-            assert entry.format == "q4_32"
-            blocks = unpack(np.asarray(found.data(entry.name)), "q4_32", entry.rows, entry.cols)
-            weights = dequantise(unpack(raw, "f32", entry.rows, entry.cols))
-            np.testing.assert_array_equal(dequantise(blocks), dequantise(quantise(weights, "q4_32")))

@@ -24,12 +24,10 @@ from cecilia.engine.load import load_runner
 from cecilia.engine.runner import Runner
 from cecilia.errors import CeciliaError, UsageError
 from cecilia.formats.l3r import open_model
-from cecilia.formats.l3r_layout import PlannedTensor
-from cecilia.formats.l3r_write import ModelWriter
-from cecilia.formats.quant import dequantise, pack, quantise, unpack
 from tools.bench import ours, report, system
 from tools.bench.peer_build import LLAMA_CPP, program
 from tools.bench.peers import SMOLLM2
+from tools.bench.rewrite import round_to_nearest
 from tools.compare import FIRST_COUNTED, kl_divergence, log_softmax, read_golden
 from tools.convert.pipeline import Options, convert
 
@@ -67,30 +65,6 @@ class Variant:
             f"| {self.name} | {self.bits_per_weight:.2f} | {size:.0f} MB | {perplexity:.4f} "
             f"| {mean:.5f} +- {error:.5f} | {speeds} |"
         )
-
-
-def round_to_nearest(source: Path, like: Path, out: Path) -> Path:
-    """The weights of the f32 file `source` in the formats of the file `like`, by plain rounding."""
-    with open_model(source) as wide, open_model(like) as model:
-        plan = [
-            PlannedTensor(e.name, e.format, e.rank, e.rows, e.cols, e.layer) for e in model.tensors.values()
-        ]
-        template = model.chat_template
-        with ModelWriter(
-            out, metadata=model.metadata, tokenizer=model.tokenizer, chat_template=template, tensors=plan
-        ) as writer:
-            for planned in plan:
-                writer.write(planned.name, _rounded(np.asarray(wide.data(planned.name)), planned))
-            writer.finish()
-    return out
-
-
-def _rounded(raw: np.ndarray, planned: PlannedTensor) -> np.ndarray:
-    if planned.rank == 1:
-        vector: np.ndarray = raw.view(np.float32)
-        return vector
-    weights = dequantise(unpack(raw, "f32", planned.rows, planned.cols))
-    return pack(quantise(weights, planned.format))
 
 
 def k_quant(gguf: Path, build: Path | None, out: Path) -> Path:
