@@ -17,7 +17,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-roofline bench-layout soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-roofline bench-layout soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -57,6 +57,9 @@ bench-quantisations: build $(MODEL) ## size, perplexity, KL and speed of every w
 
 bench-recipes: build ## logit error, KL, top-1 agreement of every cache recipe and quantisation of Ling-3.0
 	@$(PY) -m tools.bench.recipes $(ARGS)
+
+bench-memory: build ## what long sessions of Ling-3.0-tiny take with every cache recipe
+	@$(PY) -m tools.bench.memory $(ARGS)
 
 bench-roofline: build $(MODEL) ## where the time of a step goes, beside the machine's peaks
 	@$(PY) -m tools.bench.roofline $(ARGS)

@@ -25,6 +25,7 @@ TARGETS = [
     "bench-neighbour",
     "bench-quantisations",
     "bench-recipes",
+    "bench-memory",
     "bench-roofline",
     "bench-layout",
     "soak",
