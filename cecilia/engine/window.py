@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from cecilia.arch import architecture
 from cecilia.arch.base import Architecture, Spec
 from cecilia.engine import memory
-from cecilia.engine.recipes import longest, profiles_of
+from cecilia.engine.recipes import DEFAULT_PROFILE, longest, profiles_of
 from cecilia.errors import UsageError
 from cecilia.formats.l3r import open_model
 from cecilia.formats.l3r_layout import naming
@@ -44,8 +44,9 @@ def cache_bytes(page_bytes: int, window: int) -> int:
 def cache_costs(path: str | os.PathLike[str], context: int | None) -> dict[str, Any]:
     """What each recipe would take for the window `context` of the model file `path`, which is not loaded.
 
-    `rope`: how RoPE is stretched for it. `recipes`: bytes per token and of the full window, the longest window,
-    and whether this one can be had now beside the weights. `smallest`: the recipe whose window takes least.
+    `rope`: how RoPE is stretched for it. `recipes`: bytes per token and of the full window, the longest
+    window, and whether this one can be had now beside the weights. `recommended`: the recipe whose window
+    takes least of those that can be had, or None; `saves_bytes`: how much less than with the default recipe.
     Raises ModelFileError, UsageError.
     """
     with open_model(path) as file, naming(file.path):
@@ -65,10 +66,14 @@ def cache_costs(path: str | os.PathLike[str], context: int | None) -> dict[str, 
             "longest_window": most,
             "fits": window <= most and memory.fits(beside + total),
         }
+    possible = [name for name, recipe in recipes.items() if recipe["fits"]]
+    best = min(possible, key=lambda name: int(recipes[name]["window_bytes"]), default=None)
+    saves = recipes[DEFAULT_PROFILE]["window_bytes"] - recipes[best]["window_bytes"] if best else 0
     return {
         "window": window,
         "rope": arch.rope_mode(spec),
         "weights_bytes": weights,
         "recipes": recipes,
-        "smallest": min(recipes, key=lambda name: int(recipes[name]["window_bytes"])),
+        "recommended": best,
+        "saves_bytes": saves,
     }

@@ -25,13 +25,31 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_costs(wide: Path) -> None:
     costs = cache_costs(wide, 128 << 10)
-    assert (costs["window"], costs["smallest"]) == (128 << 10, "int8-v1")
+    assert (costs["window"], costs["recommended"], costs["saves_bytes"]) == (128 << 10, "int8-v1", 0)
     per_token = {name: recipe["bytes_per_token"] for name, recipe in costs["recipes"].items()}
     assert (per_token["f32"], per_token["bf16-v1"]) == (4 * VALUES, 2 * VALUES)
     assert per_token["int8-v1"] == VALUES + 4 * VALUES // 16  # a f32 scale for each vector of a head
     assert costs["recipes"]["f32"]["window_bytes"] == (128 << 10) * 4 * VALUES
     fits = {name: recipe["fits"] for name, recipe in costs["recipes"].items()}
     assert fits == {"int8-v1": True, "bf16-v1": False, "f32": True}
+
+
+def test_latent_recipes_are_recommended_where_they_save(tmp_path: Path) -> None:
+    """Two MLA layers. Expanded int8: a key of 32, a value of 16 dimensions for each head, a scale for each.
+    Latent int8: the latent vector, in parts of at most 128, and 16 shared dimensions, a scale for each."""
+    path = make_tiny(tmp_path / "heads.l3r", architecture="ling3", heads=4, kv_rank=32)
+    costs = cache_costs(path, 4096)
+    per_token = {name: recipe["bytes_per_token"] for name, recipe in costs["recipes"].items()}
+    expanded, latent = 2 * 4 * (36 + 20), 2 * (36 + 20)
+    assert (per_token["int8-v1"], per_token["latent-int8-v1"]) == (expanded, latent)
+    assert (per_token["bf16-v1"], per_token["latent-bf16-v1"]) == (2 * 4 * 48 * 2, 2 * 48 * 2)
+    assert costs["recipes"]["latent-int8-v1"]["window_bytes"] == 4096 * latent
+    assert (costs["recommended"], costs["saves_bytes"]) == ("latent-int8-v1", 4096 * (expanded - latent))
+
+    path = make_tiny(tmp_path / "rank.l3r", architecture="ling3", heads=1, kv_rank=256)
+    costs = cache_costs(path, 4096)
+    assert costs["recipes"]["latent-int8-v1"]["bytes_per_token"] == 2 * (2 * 132 + 20)
+    assert (costs["recommended"], costs["saves_bytes"]) == ("int8-v1", 0)
 
 
 def test_bf16_ends_at_64k(wide: Path) -> None:
@@ -50,7 +68,9 @@ def test_a_long_window_costs_nothing_until_it_is_filled(wide: Path) -> None:
 
 def test_a_window_that_does_not_fit_can_be_forced(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda: memory.RESERVE + (8 << 20))
-    assert not cache_costs(wide, NATIVE)["recipes"]["int8-v1"]["fits"]
+    costs = cache_costs(wide, NATIVE)
+    assert not costs["recipes"]["int8-v1"]["fits"]
+    assert (costs["recommended"], costs["saves_bytes"]) == (None, 0)
     with pytest.raises(MemoryLimitError, match=r"KV cache of 262144 tokens 40\.0 MiB"):
         load_runner(wide, context=NATIVE, threads=1)
     load_runner(wide, context=NATIVE, threads=1, force_context=True).close()
