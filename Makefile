@@ -17,7 +17,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-roofline bench-layout soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-roofline bench-layout bench-long soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -63,6 +63,9 @@ bench-memory: build ## what long sessions of Ling-3.0-tiny take with every cache
 
 bench-roofline: build $(MODEL) ## where the time of a step goes, beside the machine's peaks
 	@$(PY) -m tools.bench.roofline $(ARGS)
+
+bench-long: build ## a prompt of 32K tokens through a live server: memory, progress, giving up (ARGS="FILE.l3r --tokens 32768")
+	@$(PY) -m tools.bench.long_prompt $(ARGS)
 
 bench-layout: build ## time the candidate weight layouts
 	@$(PY) -m tools.bench.layout $(ARGS)
