@@ -27,6 +27,7 @@ TARGETS = [
     "bench-recipes",
     "bench-memory",
     "bench-roofline",
+    "bench-long",
     "bench-layout",
     "soak",
     "clean",
