@@ -160,6 +160,8 @@ def _bind(arch: Architecture[Any], spec: Spec, file: ModelFile, kv: str, chunk: 
         raise MemoryLimitError(
             "insufficient_memory", f"no memory for work buffers of {chunk} tokens: {error}"
         ) from error
+    except ValueError as error:  # a kernel's, of a width it is not made for or formats it cannot mix
+        raise ModelFileError("unsupported_model", f"{file.path}: {error}") from error
 
 
 def _text(file: ModelFile, vocab: int, hints: Hints) -> tuple[Tokenizer, ChatTemplate]:

@@ -15,6 +15,7 @@ from cecilia.engine.load import load, load_runner
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.quant import tensor_bytes
 from tests.engine.conftest import Edit, rewrite
+from tools.make_tiny import make_tiny
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 NORM = "model.norm.weight"
@@ -188,6 +189,35 @@ def test_bad_files(tiny_path: Path, tmp_path: Path, edit: Edit, code: str, fact:
     assert (refusal.value.code, "\n" in refusal.value.message) == (code, False)
     assert fact in refusal.value.message
     assert str(bad) in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fact"),
+    [
+        ({"architecture": "llama", "head_dim": 272}, "head width 272"),
+        ({"architecture": "ling3", "head_dim": 272}, "4 heads of 272"),
+        ({"architecture": "ling3", "nope_dim": 256}, "head width 272"),
+        ({"architecture": "ling3", "experts": 2048}, "4 of 2048 experts"),
+    ],
+)
+def test_sizes_no_kernel_is_made_for(tmp_path: Path, sizes: dict[str, Any], fact: str) -> None:
+    path = make_tiny(tmp_path / "x.l3r", **sizes)
+    with pytest.raises(ModelFileError, match=rf"unsupported_model: .*x\.l3r: {fact}"):
+        load(path, threads=1)
+
+
+def test_experts_in_different_formats(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+
+    def widen(_metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        planned = replace(tensors[name][0], format="f32")
+        tensors[name] = planned, bytes(tensor_bytes("f32", planned.rank, planned.rows, planned.cols))
+
+    path = rewrite(make_tiny(tmp_path / "x.l3r", architecture="ling3"), tmp_path / "mixed.l3r", widen)
+    with pytest.raises(
+        ModelFileError, match=r"unsupported_model: .*mixed\.l3r: experts in q8_32, f32, q8_32"
+    ):
+        load(path, threads=1)
 
 
 def test_a_harmless_copy_loads(tiny_path: Path, tmp_path: Path) -> None:
