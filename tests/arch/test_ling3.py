@@ -144,7 +144,7 @@ def test_the_latent_form_computes_the_same(files: dict[str, Path]) -> None:
 
 
 def states(runner: Runner) -> bytes:
-    return bytes(memoryview(runner.session._state.fixed))
+    return bytes(memoryview(runner.session.fixed))
 
 
 @pytest.mark.parametrize("name", isa.available())

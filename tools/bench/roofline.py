@@ -102,7 +102,7 @@ class Stopwatch:
 @contextmanager
 def watching(runner: Runner, watch: Stopwatch) -> Iterator[None]:
     """Time the parts of every layer, the head and the pointwise kernels of a dense model."""
-    model: Any = runner.session._model
+    model: Any = runner.session.model
     with mock.patch.multiple(
         dense, **{name: watch.around("norms, activations", getattr(dense, name)) for name in POINTWISE}
     ):
