@@ -4,43 +4,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from cecilia.arch.base import Hints
 from cecilia.engine import memory
-from cecilia.engine.job import (
-    ChatRequest,
-    Delta,
-    Event,
-    Finished,
-    Prefill,
-    Prompt,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
-from cecilia.engine.runner import Runner, chunks
-from cecilia.errors import CeciliaError, RequestError
-from cecilia.sampler import Sampler, SamplingParams
+from cecilia.engine.generation import Cancelled, Emit, Generation
+from cecilia.engine.job import ChatRequest, Finished, Prompt
+from cecilia.engine.marks import marks
+from cecilia.engine.runner import Runner
+from cecilia.engine.sessions import Sessions
+from cecilia.engine.snapshots import snapshot_key
+from cecilia.errors import RequestError
+from cecilia.sampler import SamplingParams
 from cecilia.state.pages import POSITIONS
 from cecilia.text.chat import ChatTemplate, Segment, encode_segments
-from cecilia.text.stream import Piece, TextStream
 from cecilia.text.tokenizer import Tokenizer
-
-Emit = Callable[[Event], None]
-Cancelled = Callable[[], bool]
-Cause = Literal["eos", "stop", "length", "cancelled"]
 
 SAMPLING_DEFAULTS = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 class Engine:
-    """A loaded model that chats; it keeps the state of the last generation. All calls on one thread."""
+    """A loaded model that chats. All calls on one thread, but those that say otherwise.
+
+    `sessions`: what it keeps of earlier requests.
+    """
 
     def __init__(
         self,
@@ -59,33 +48,49 @@ class Engine:
         self._template = template
         self._hints = hints
         self._clock = clock
+        self._generation: Generation | None = None
+        key = snapshot_key(runner, str(info.get("profile")), template.source)
+        self.sessions = Sessions(runner, key, self._interrupted)
 
     def prepare(self, request: ChatRequest) -> Prompt:
         """Render, tokenise and check; nothing is evaluated.
 
         Raises RequestError (`context_length_exceeded` with facts n_prompt_tokens and n_ctx, `empty_prompt`,
-        `invalid_value` for a biased token the model has not, those of the template) and MemoryLimitError
-        `insufficient_memory`.
+        `invalid_value` for a biased token the model has not, those of the template, `session_not_found` and
+        `generation_not_resumable`) and MemoryLimitError `insufficient_memory`.
         """
+        if request.continues:
+            prompt = self.sessions.suspended(request.session_id or "")
+            self._require_pages(len(prompt.tokens) + prompt.max_tokens, prompt.cached_tokens)
+            return prompt
         self._require_known(request.sampling)
-        options = dict(request.template_kwargs)
-        if request.enable_thinking is not None:
-            options["enable_thinking"] = request.enable_thinking
-        segments = self._template.render(request.messages, **options)
-        texts = (segment.text.encode("utf-8", "surrogatepass") for segment in segments)
-        least = self._tokenizer.least_tokens(sum(map(len, texts)))
-        if least >= self.context:
-            raise self._too_long(least, "at least ")
-        tokens = tuple(encode_segments(self._tokenizer, segments))
+        segments, tokens = self._encode(request)
         room = self.context - len(tokens)
         if not tokens:
             raise RequestError("empty_prompt", "the messages give an empty prompt", param="messages")
         if room < 1:
             raise self._too_long(len(tokens))
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-        self._require_pages(len(tokens) + max_tokens)
-        reused = self._runner.session.reusable(tokens)
-        return Prompt(tokens, request, max_tokens, reused, self._opens_in_think(segments[-1]))
+        session = self._runner.session
+        reused = session.reusable(tokens, salt=request.cache_salt, name=request.session_id)
+        self._require_pages(len(tokens) + max_tokens, reused)
+        prompt = Prompt(tokens, request, max_tokens, reused, self._opens_in_think(segments[-1]))
+        return replace(prompt, marks=self._marks(request, tokens)) if session.recurrent else prompt
+
+    def tokens(self, request: ChatRequest) -> tuple[int, ...]:
+        """The prompt's token ids, from any thread. Raises RequestError as `prepare` does."""
+        return self._encode(request)[1]
+
+    def _encode(self, request: ChatRequest) -> tuple[list[Segment], tuple[int, ...]]:
+        segments = self._template.render(request.messages, **_options(request))
+        texts = (segment.text.encode("utf-8", "surrogatepass") for segment in segments)
+        least = self._tokenizer.least_tokens(sum(map(len, texts)))
+        if least >= self.context:
+            raise self._too_long(least, "at least ")
+        return segments, tuple(encode_segments(self._tokenizer, segments))
+
+    def _marks(self, request: ChatRequest, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return marks(self._template, self._tokenizer, request.messages, _options(request), tokens)
 
     def _opens_in_think(self, last: Segment) -> bool:
         """Whether the template, whose word is the last of a prompt, left a think block open."""
@@ -107,9 +112,18 @@ class Engine:
         Whatever ends it, an exception of `emit` included, the session holds exactly the tokens it evaluated.
         Raises MemoryLimitError `insufficient_memory` and CeciliaError `numeric_error`.
         """
-        return _Generation(
+        self._generation = Generation(
             self._runner, self._tokenizer, self._hints, self._clock, prompt, emit, cancelled
-        ).run()
+        )
+        self.sessions.attached(prompt.request.session_id)
+        try:
+            return self._generation.run()
+        finally:
+            self._generation = None
+
+    def _interrupted(self) -> Prompt | None:
+        """What it takes to go on with the generation at work, if there is one."""
+        return None if self._generation is None else self._generation.interrupted()
 
     def settle(self, *, steps: int | None = None) -> bool:
         """Move weights while there is nothing else to do; see `Runner.settle`."""
@@ -126,98 +140,22 @@ class Engine:
                 message = f"logit_bias names token {token}; this model has 0 to {vocab - 1}"
                 raise RequestError("invalid_value", message, param="logit_bias")
 
-    def _require_pages(self, positions: int) -> None:
-        pool = self._runner.pool
-        pages = -(-positions // POSITIONS)
-        missing = max(0, pages - pool.allocated) * pool.page_bytes
-        if missing:
-            memory.require({f"KV cache for {positions} tokens, beyond what is held,": missing})
+    def _require_pages(self, positions: int, reused: int) -> None:
+        """Check that pages for `positions`, `reused` of which are held, can be had; idle ones need no memory,
+        and sequences at rest give theirs."""
+        pool, session = self._runner.pool, self._runner.session
+        pages = -(-positions // POSITIONS) - reused // POSITIONS
+        while missing := max(0, pages - (pool.allocated - pool.in_use)) * pool.page_bytes:
+            if memory.fits(missing):
+                return
+            if not reused:
+                session.rest()
+            if not session.cache.evict():
+                memory.require({f"KV cache for {positions} tokens, beyond what is held,": missing})
+                return
 
 
-class _Generation:
-    """One run of `Engine.generate`."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        tokenizer: Tokenizer,
-        hints: Hints,
-        clock: Callable[[], float],
-        prompt: Prompt,
-        emit: Emit,
-        cancelled: Cancelled,
-    ) -> None:
-        self.session, self.chunk = runner.session, runner.chunk
-        self.tokenizer, self.clock = tokenizer, clock
-        self.prompt, self.emit, self.cancelled = prompt, emit, cancelled
-        request = prompt.request
-        self.sampler = Sampler(request.sampling, prompt.tokens)
-        self.text = TextStream(
-            stops=request.stop,
-            ends=hints.stops,
-            think=hints.think,
-            opens_in_think=prompt.opens_in_think,
-        )
-        self.entries: list[TokenLogprob] = []  # of tokens whose text is held back
-        self.cached = self.completion = self.reasoning = 0
-
-    def run(self) -> Finished:
-        started = self.clock()
-        logits = self._prefill()
-        prefilled = self.clock()
-        cause: Cause = "cancelled" if logits is None else self._decode(logits)
-        self._emit_text(self.text.flush(), last=True)
-        usage = Usage(len(self.prompt.tokens), self.completion, self.cached, self.reasoning)
-        timings = Timings(1e3 * (prefilled - started), 1e3 * (self.clock() - prefilled))
-        return Finished("length" if cause == "length" else "stop", cause, usage, timings)
-
-    def _prefill(self) -> NDArray[np.float32] | None:
-        """Logits [V] after the prompt; None when cancelled."""
-        tokens = self.prompt.tokens
-        self.cached = self.session.sync(tokens)
-        for part in chunks(tokens[self.cached :], self.chunk):
-            if self.cancelled():
-                return None
-            logits = self._evaluate(part)
-            self.emit(Prefill(len(self.session.tokens), len(tokens)))
-        return logits
-
-    def _decode(self, logits: NDArray[np.float32]) -> Cause:
-        while not self.cancelled():
-            token = self.sampler.sample(logits)
-            self.completion += 1
-            if token in self.tokenizer.eos_ids:
-                return "eos"
-            if self.prompt.request.logprobs is not None:
-                self.entries.append(self._entry(logits, token, self.prompt.request.logprobs))
-            if self._emit_text(self.text.push(self.tokenizer.token_bytes(token))):
-                return "stop"
-            if self.completion >= self.prompt.max_tokens:
-                return "length"
-            logits = self._evaluate((token,))
-        return "cancelled"
-
-    def _evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after `tokens` of all ids that mean something: rows of the head behind the vocabulary are
-        padding. Bad ones mean bad keys and values too: the session is then forgotten."""
-        logits: NDArray[np.float32] = self.session.evaluate(tokens)[-1]
-        if not np.isfinite(logits).all():
-            position = len(self.session.tokens) - 1
-            self.session.clear()
-            raise CeciliaError("numeric_error", f"logits at position {position} are not finite")
-        return logits[: self.tokenizer.vocab_size]
-
-    def _entry(self, logits: NDArray[np.float32], token: int, top: int) -> TokenLogprob:
-        first, *others = [
-            TokenLogprob(each, self.tokenizer.token_bytes(each), logprob)
-            for each, logprob in self.sampler.logprobs(logits, token, top)
-        ]
-        return replace(first, top=tuple(others))
-
-    def _emit_text(self, piece: Piece, *, last: bool = False) -> bool:
-        """Emit what became certain, with the entries waiting for text; whether a stop string was reached."""
-        self.reasoning += bool(piece.reasoning)
-        if piece.content or piece.reasoning or (last and self.entries and not piece.stopped):
-            self.emit(Delta(piece.content, piece.reasoning, self.completion, tuple(self.entries)))
-            self.entries.clear()
-        return piece.stopped
+def _options(request: ChatRequest) -> dict[str, Any]:
+    """What the template is told besides the messages."""
+    thinking = {} if request.enable_thinking is None else {"enable_thinking": request.enable_thinking}
+    return request.template_kwargs | thinking

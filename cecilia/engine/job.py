@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cecilia.sampler import SamplingParams
 
 
@@ -14,6 +17,8 @@ class ChatRequest:
     """A validated chat request. `max_tokens` None means up to the end of the context window.
 
     `logprobs`: how many of the likeliest tokens are told beside each token; None tells nothing.
+    `cache_salt`: state of earlier requests serves this one only if theirs was the same. `session_id`: the
+    session this is a turn of. `continues`: no turn, but the rest of the session's restored generation.
     """
 
     messages: list[dict[str, Any]]
@@ -23,20 +28,9 @@ class ChatRequest:
     enable_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A request ready to run: its token ids, how many may follow, and how many the session already holds.
-
-    `opens_in_think`: the prompt ends inside a think block, so the answer begins there.
-    """
-
-    tokens: tuple[int, ...]
-    request: ChatRequest
-    max_tokens: int
-    cached_tokens: int
-    opens_in_think: bool = False
+    cache_salt: str = ""
+    session_id: str | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,28 @@ class TokenLogprob:
     bytes: bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request ready to run: its token ids, how many may follow, and how many the session already holds.
+
+    `opens_in_think`: the prompt ends inside a think block, so the answer begins there. `marks`: positions in
+    `tokens` that later prompts may part at, in rising order.
+    A generation that was interrupted goes on from `generated`, the tokens of the answer so far, whose text
+    was delivered as far as it was certain; `waiting`: the entries of those whose text was not; `logits`: f32
+    [V] after the last of them, or None when they have to be had again.
+    """
+
+    tokens: tuple[int, ...]
+    request: ChatRequest
+    max_tokens: int
+    cached_tokens: int
+    opens_in_think: bool = False
+    marks: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
+    waiting: tuple[TokenLogprob, ...] = ()
+    logits: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from cecilia.engine.cpus import default_threads
 from cecilia.engine.generate import Engine
 from cecilia.engine.recipes import DEFAULT_PROFILE, recipe, require_recipe
 from cecilia.engine.runner import Runner
-from cecilia.engine.window import cache_bytes, choose_window
+from cecilia.engine.window import choose_window, window_bytes
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.l3r import ModelFile, open_model
 from cecilia.formats.l3r_layout import naming
@@ -32,6 +32,7 @@ from cecilia.text.tokenizer import Tokenizer
 DEFAULT_CHUNK = 512
 # More weights than this move to huge pages while the engine is idle: the first answer must not wait for them.
 MOVED_AT_ONCE = 512 << 20  # bytes
+LARGEST_DEFAULT_CACHE = 1 << 30  # bytes
 
 
 def load(
@@ -44,6 +45,7 @@ def load(
     progress: Progress | None = None,
     verify: bool = False,
     force_context: bool = False,
+    cache_bytes: int | None = None,
 ) -> Engine:
     """Load a model for chat; to be called on the thread that will compute.
 
@@ -51,6 +53,8 @@ def load(
     stretched where its makers say how. `threads`: by default one for
     each of the fastest CPUs. `weights`: "mmap", "hugepage" or "auto", see cecilia.formats.residency.
     `force_context`: take a window although its cache does not fit now; requests are still refused one by one.
+    `cache_bytes`: what sequences at rest may take beyond a full window; by default half of what weights and
+    window leave free, up to 1 GiB.
     `verify`: compare all data with its digests first. `progress` is told the fraction that is in memory.
     Raises ModelFileError, MemoryLimitError `insufficient_memory`, DeviceError `huge_pages_unavailable` and
     UsageError `unknown_profile`, `unsupported_profile`, `unknown_weights_mode`, `invalid_context`,
@@ -59,7 +63,14 @@ def load(
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path, verify=verify))
         runner = _runner(
-            file, profile, context, threads, weights, progress or _silent, force_context=force_context
+            file,
+            profile,
+            context,
+            threads,
+            weights,
+            progress or _silent,
+            force_context=force_context,
+            cache=cache_bytes,
         )
         with naming(file.path):
             hints = architecture(file.metadata["architecture"]).HINTS
@@ -95,6 +106,7 @@ def _runner(
     report: Progress,
     *,
     force_context: bool,
+    cache: int | None = None,
 ) -> Runner:
     threads = default_threads() if threads is None else threads
     set_threads(threads, yields=True)
@@ -103,7 +115,7 @@ def _runner(
     window, spec = choose_window(arch, spec, context)
     require_recipe(window, profile, arch)
     page_bytes = arch.page_bytes(spec, kv)
-    limit = cache_bytes(page_bytes, window)
+    limit = window_bytes(page_bytes, window)
     state_bytes = arch.state_bytes(spec)
     needs = {"weights": tensor_bytes(file.tensors)}
     if state_bytes:
@@ -113,7 +125,8 @@ def _runner(
     memory.require(needs)
     huge = _place_weights(file, arch.looked_up(spec), weights, report)
     model = _bind(arch, spec, file, kv, min(DEFAULT_CHUNK, window))
-    pool = PagePool(page_bytes, limit)
+    beside = _default_cache(sum(needs.values())) if cache is None else cache
+    pool = PagePool(page_bytes, limit + beside)
     return Runner(
         file,
         model,
@@ -125,6 +138,11 @@ def _runner(
         rope=arch.rope_mode(spec),
         huge=huge,
     )
+
+
+def _default_cache(needed: int) -> int:
+    """Bytes for sequences at rest, beside the `needed` ones of weights and a full window."""
+    return max(0, min(LARGEST_DEFAULT_CACHE, (memory.available() - memory.RESERVE - needed) // 2))
 
 
 def _place_weights(

@@ -36,7 +36,7 @@ def choose_window(arch: Architecture[S], spec: S, wanted: int | None) -> tuple[i
     return wanted, arch.for_window(spec, wanted)
 
 
-def cache_bytes(page_bytes: int, window: int) -> int:
+def window_bytes(page_bytes: int, window: int) -> int:
     """Bytes of the pages of a full window."""
     return page_bytes * -(-window // POSITIONS)
 
@@ -58,7 +58,7 @@ def cache_costs(path: str | os.PathLike[str], context: int | None) -> dict[str, 
     recipes: dict[str, dict[str, Any]] = {}
     for profile, kv in profiles_of(arch).items():
         page = arch.page_bytes(spec, kv)
-        total = cache_bytes(page, window)
+        total = window_bytes(page, window)
         most = min(longest(profile), arch.longest_window(spec))
         recipes[profile] = {
             "bytes_per_token": page // POSITIONS,

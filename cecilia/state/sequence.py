@@ -48,7 +48,7 @@ class Sequence:
         return min(end, first + sum(1 for _ in takewhile(_equal, pairs)))
 
     def reusable(self, common: int) -> int:
-        """How many tokens serve a sequence that shares the first `common`: where every layer's state is had."""
+        """How many tokens serve a sequence that shares the first `common`: all layers have a state there."""
         count = self.pages.reusable(common, len(self))
         if self._recurrent:
             return max((position for position in list(self.checkpoints) if position <= count), default=0)

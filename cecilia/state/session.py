@@ -129,20 +129,24 @@ class Session:
         """Tokens between the checkpoints of a long prefill, so that a whole window has enough of them."""
         return max(1, window // max(self.most_checkpoints - FEWEST_CHECKPOINTS, 1))
 
-    def fork(self, source: Sequence, count: int) -> Sequence:
+    def fork(
+        self, source: Sequence, count: int, *, name: str | None = None, pinned: bool = False
+    ) -> Sequence:
         """A sequence at rest of the first `count` tokens of `source`, a number its `reusable` gave.
 
         Raises MemoryLimitError `insufficient_memory`.
         """
         branch = self._roomy(lambda: source.branch(count))
-        branch.pinned = True  # neither a prefix of another nor old, before it has a name
+        branch.name, branch.pinned = name, pinned
         self.cache.add(branch)
-        branch.pinned = False
         return branch
 
-    def adopt(self, sequence: Sequence) -> None:
-        """Put a sequence made elsewhere to rest in the cache."""
-        self.cache.add(sequence)
+    def build(self, make: Callable[[PagePool, int], Sequence]) -> Sequence:
+        """`make(pool, state_bytes)`, with sequences at rest evicted until there is room for what it makes.
+
+        Raises MemoryLimitError `insufficient_memory`.
+        """
+        return self._roomy(lambda: make(self.pool, self.fixed.nbytes))
 
     def drop(self) -> None:
         """Forget the running sequence: what it holds is not to be trusted."""

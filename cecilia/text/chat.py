@@ -9,6 +9,7 @@ harmless messages get exactly the tokens they would get from encoding the render
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,12 +66,14 @@ class ChatTemplate:
     ) -> None:
         if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
             raise ModelFileError("bad_template", f"the chat template is longer than {MAX_SOURCE_BYTES} bytes")
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         if any(COVERED.search(text) for text in (source, *self._special_tokens.values())):
             raise ModelFileError("bad_template", "the chat template holds code points of the private planes")
         self._clock = clock
         self._now = now
         self._environment = ChatEnvironment(max_size=MAX_OUTPUT_CHARS)
+        self._rendering = threading.Lock()  # the environment holds the mask of the render at work
         self._environment.globals["strftime_now"] = self._strftime_now
         try:
             self._template = self._environment.from_string(source)
@@ -81,6 +84,8 @@ class ChatTemplate:
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
     ) -> list[Segment]:
         """Render messages (see `normalise`) into segments; `kwargs` are request values the template may read.
+
+        Any thread may ask.
 
         Raises RequestError `template_error` when the template refuses, fails, or exceeds its time or size.
         """
@@ -97,7 +102,9 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return list(_segments(self._run(context, mask), mask))
+            with self._rendering:
+                rendered = self._run(context, mask)
+            return list(_segments(rendered, mask))
         except _RUN_ERRORS as error:
             raise RequestError("template_error", _readable(error, mask), param="messages") from None
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import string
+from array import array
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer as NativeTokenizer
@@ -21,6 +23,8 @@ from cecilia.errors import ModelFileError, RequestError
 
 _NORMALIZER_SHRINKS = 3  # NFC composes three bytes into one at the most
 _SPACE_MARK = "\u2581"  # SentencePiece spells a space so
+_REMEMBERED = 512  # texts
+_REMEMBERED_CHARS = 16 << 10  # at most, each
 
 
 class Tokenizer:
@@ -50,6 +54,7 @@ class Tokenizer:
         self._words: dict[int, str] = {index: word for word, index in spec["model"]["vocab"].items()}
         self._text = _without_added(self._control, spec)
         self._cache: dict[int, bytes] = {}
+        self._remembered = lru_cache(_REMEMBERED)(self._encode_text)
         spellings = [*self._words.values(), *(entry["content"] for entry in self._added.values())]
         self._longest = max((len(word.encode()) for word in spellings), default=1)
         self.vocab_size: int = 1 + max(max(self._words, default=-1), max(self._added, default=-1))
@@ -66,9 +71,14 @@ class Tokenizer:
             raise ModelFileError("bad_tokenizer", "add_bos is set but there is no bos_id")
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of plain text; never the id of an added token, whatever the text says."""
-        ids: list[int] = _encode(self._text, self._spellable(text)).ids
-        return ids
+        """Ids of plain text; never the id of an added token, whatever the text says.
+
+        Turns of a chat come again with every request, so those of usual length are remembered.
+        """
+        return list(self._remembered(text) if len(text) <= _REMEMBERED_CHARS else self._encode_text(text))
+
+    def _encode_text(self, text: str) -> array[int]:
+        return array("i", _encode(self._text, self._spellable(text)).ids)
 
     def encode_control(self, text: str) -> list[int]:
         """Ids of template text, added tokens recognised. No BOS is put before it."""

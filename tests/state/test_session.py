@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session reuses what any earlier sequence shares with a prompt; an error costs it no more than its step."""
+"""A session reuses what any earlier sequence shares with a prompt; an error costs no more than its step."""
 
 from __future__ import annotations
 
@@ -228,11 +228,12 @@ def test_a_pinned_sequence_is_not_evicted() -> None:
 def test_what_another_sequence_covers_is_not_kept_twice() -> None:
     _, _, session = make()
     session.evaluate([1, 2, 3])
-    fork = session.fork(session.running, 2)
-    assert len(session.cache) == 1
+    session.fork(session.running, 2)
+    named = session.fork(session.running, 1, name="kept")
+    assert len(session.cache) == 2
     session.sync([9])
-    assert [entry.tokens for entry in session.cache] == [[1, 2, 3]]
-    assert fork.tokens == [1, 2]
+    assert [entry.tokens for entry in session.cache] == [[1], [1, 2, 3]]
+    assert session.cache.named("kept") is named
 
 
 def test_checkpoints_are_thinned_where_they_are_densest() -> None:

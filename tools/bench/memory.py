@@ -26,7 +26,7 @@ from cecilia.engine import memory
 from cecilia.engine.load import DEFAULT_CHUNK
 from cecilia.engine.recipes import longest, profiles_of
 from cecilia.engine.runner import chunks
-from cecilia.engine.window import cache_bytes
+from cecilia.engine.window import window_bytes
 from cecilia.errors import CeciliaError
 from cecilia.state.pages import PagePool
 from cecilia.state.session import Session
@@ -100,7 +100,7 @@ def take(spec: Ling3Spec, kv: str, tokens: int) -> Taken:
     """Make and fill the state of one session in this process, which should have done nothing before."""
     page = ling3.page_bytes(spec, kv)
     before = resident()
-    pool = PagePool(page, cache_bytes(page, tokens))
+    pool = PagePool(page, window_bytes(page, tokens))
     session = Session(Nothing(), pool, ling3.state_bytes(spec))
     empty = resident()
     session.clear()  # writes the state of the KDA layers
