@@ -144,7 +144,7 @@ def write(
         edit(tensors)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in {**metadata(architecture), **(keys or {})}.items():
-        _add(writer, key, value)
+        add_key(writer, key, value)
     for name, value in tensors.items():
         if raw is not None and name in raw:
             rows, one = raw[name]
@@ -171,7 +171,8 @@ def random_values(
     return {name: rng.standard_normal(shape, np.float32) for name, shape in wanted.items()}
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Write a plain value (int: u32, float: f32); None writes nothing."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

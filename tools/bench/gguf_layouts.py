@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from cecilia.arch import ling3
 from cecilia.arch.ling3 import CONV_WIDTH, Ling3Spec
 from cecilia.formats.l3r import TensorEntry
+from tools.convert import gguf_ling3
 from tools.convert.gguf_dense import gguf_name
 
 Entries = Mapping[str, TensorEntry]
@@ -61,38 +62,10 @@ class DenseLayout:
             yield Target(gguf_name(entry.name), _shape(entry), [entry])
 
 
-# Names within a layer, ours and theirs.
-_BOTH = {"input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight"}
-_KDA = {
-    **{f"{name}_proj.weight": f"attn_{name}.weight" for name in ("q", "k", "v")},
-    **{f"{name}_conv1d.weight": f"ssm_conv1d_{name}.weight" for name in ("q", "k", "v")},
-    "f_proj.weight": "ssm_f_a.weight",
-    "g_proj.weight": "ssm_g_a.weight",
-    "b_proj.weight": "ssm_beta.weight",
-    "A": "ssm_a",
-    "dt_bias": "ssm_dt.bias",
-    "o_norm.weight": "ssm_norm.weight",
-    "o_proj.weight": "attn_output.weight",
-}
-_MLA = {
-    "q_proj.weight": "attn_q.weight",
-    "q_a_proj.weight": "attn_q_a.weight",
-    "q_a_layernorm.weight": "attn_q_a_norm.weight",
-    "q_b_proj.weight": "attn_q_b.weight",
-    "kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
-    "kv_a_layernorm.weight": "attn_kv_a_norm.weight",
-    "k_b_proj_t.weight": "attn_k_b.weight",  # each head's transposed is the one they keep
-    "v_b_proj.weight": "attn_v_b.weight",
-    "g_proj.weight": "attn_gate.weight",
-    "dense.weight": "attn_output.weight",
-}
-_ROUTER = {"gate.weight": "ffn_gate_inp.weight", "gate.expert_bias": "exp_probs_b.bias"}
-
-
 class Ling3Layout:
     """The experts of a layer are stacked; of the two key matrices only the transposed one is there."""
 
-    name = "bailingmoe3"
+    name = gguf_ling3.GGUF_NAME
 
     def keys(self, hyper: Mapping[str, Any]) -> dict[str, Any]:
         spec = ling3.spec_from(hyper)
@@ -133,34 +106,12 @@ class Ling3Layout:
 
     def targets(self, hyper: Mapping[str, Any], entries: Entries) -> Iterator[Target]:
         spec = ling3.spec_from(hyper)
-        for ours, theirs in (
-            (ling3.EMBED, "token_embd"),
-            (ling3.NORM, "output_norm"),
-            (ling3.HEAD, "output"),
-        ):
-            yield Target(f"{theirs}.weight", _shape(entries[ours]), [entries[ours]])
-        for i in range(spec.layers):
-            yield from self._layer(spec, i, entries)
-
-    def _layer(self, spec: Ling3Spec, i: int, entries: Entries) -> Iterator[Target]:
-        prefix, block = f"model.layers.{i}.", f"blk.{i}."
-        names = {prefix + ours: theirs for ours, theirs in _BOTH.items()}
-        attention = _MLA if spec.is_mla(i) else _KDA
-        names |= {f"{prefix}attention.{ours}": theirs for ours, theirs in attention.items()}
-        names |= {f"{prefix}mlp.{ours}": theirs for ours, theirs in _ROUTER.items()}
-        for part in ("gate", "up", "down"):
-            names[f"{prefix}mlp.{part}_proj.weight"] = f"ffn_{part}.weight"
-            names[f"{prefix}mlp.shared_experts.{part}_proj.weight"] = f"ffn_{part}_shexp.weight"
-        for ours, theirs in names.items():
-            if ours in entries:
-                yield Target(block + theirs, _ling3_shape(spec, theirs, entries[ours]), [entries[ours]])
-        if i >= spec.dense_layers:
-            for part in ("gate", "up", "down"):
-                experts = [
-                    entries[f"{prefix}mlp.experts.{e}.{part}_proj.weight"] for e in range(spec.experts)
-                ]
-                shape = (spec.experts, *_shape(experts[0]))
-                yield Target(f"{block}ffn_{part}_exps.weight", shape, experts)
+        stacks: dict[str, list[TensorEntry]] = {}
+        for name, entry in entries.items():
+            if not name.endswith(".k_b_proj.weight"):
+                stacks.setdefault(gguf_ling3.gguf_name(spec, name), []).append(entry)
+        for theirs, stack in stacks.items():
+            yield Target(theirs, _ling3_shape(spec, theirs, stack), stack)
 
 
 def _yarn_keys(spec: Ling3Spec) -> dict[str, Any]:
@@ -177,15 +128,16 @@ def _shape(entry: TensorEntry) -> tuple[int, ...]:
     return (entry.cols,) if entry.rank == 1 else (entry.rows, entry.cols)
 
 
-def _ling3_shape(spec: Ling3Spec, name: str, entry: TensorEntry) -> tuple[int, ...]:
+def _ling3_shape(spec: Ling3Spec, name: str, stack: list[TensorEntry]) -> tuple[int, ...]:
     """The same values in the shape they have there."""
-    if name.startswith("ssm_conv1d_"):
+    entry = stack[0]
+    if ".ssm_conv1d_" in name:
         return (1, entry.cols // CONV_WIDTH, 1, CONV_WIDTH)
-    if name == "ssm_a":
+    if name.endswith(".ssm_a"):
         return (entry.cols, 1)
-    if name in ("attn_k_b.weight", "attn_v_b.weight"):
+    if name.endswith((".attn_k_b.weight", ".attn_v_b.weight")):
         return (spec.heads, entry.rows // spec.heads, entry.cols)
-    return _shape(entry)
+    return (len(stack), *_shape(entry)) if name.endswith("_exps.weight") else _shape(entry)
 
 
 LAYOUTS: dict[str, Layout] = {

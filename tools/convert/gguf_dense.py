@@ -13,8 +13,8 @@ from typing import Any
 from cecilia.arch import architecture
 from cecilia.errors import ModelFileError
 
-from .checkpoint import Mapped, Rows, check_shape, shown
-from .gguf_source import GgufSource
+from .checkpoint import Mapped, Rows, check_shape
+from .gguf_source import GgufSource, positive, vocabulary_rows
 from .views import Reordered, halves_of_pairs
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -68,35 +68,24 @@ _PARTS = {
 }
 
 
-def checked_architecture(source: GgufSource) -> str:
-    """The file's architecture; raises ModelFileError for one that is not ours."""
-    name = source.text("general.architecture")
-    if name not in ARCHITECTURES:
-        raise ModelFileError(
-            "unsupported_architecture",
-            f"the architecture {shown(name)}; supported: {' '.join(ARCHITECTURES)}",
-        )
-    return name
-
-
 def hyper(source: GgufSource, arch: str) -> dict[str, Any]:
     """The hyper-parameters for the metadata; raises ModelFileError for anything outside the envelope."""
     for key in source.metadata_keys():
         if key.startswith(f"{arch}.") and key.removeprefix(f"{arch}.") not in _KNOWN_KEYS:
             raise ModelFileError("unsupported_model", f"{_feature(key)} not supported (key {key!r})")
-    width = _positive(source, f"{arch}.embedding_length")
-    heads = _positive(source, f"{arch}.attention.head_count")
+    width = positive(source, f"{arch}.embedding_length")
+    heads = positive(source, f"{arch}.attention.head_count")
     if source.value(f"{arch}.attention.key_length") is None and width % heads:
         raise ModelFileError("unsupported_model", f"the width {width} is no multiple of the {heads} heads")
     values = {
-        "layers": _positive(source, f"{arch}.block_count"),
+        "layers": positive(source, f"{arch}.block_count"),
         "width": width,
-        "ff": _positive(source, f"{arch}.feed_forward_length"),
+        "ff": positive(source, f"{arch}.feed_forward_length"),
         "heads": heads,
-        "kv_heads": _positive(source, f"{arch}.attention.head_count_kv", heads),
-        "head_dim": _positive(source, f"{arch}.attention.key_length", width // heads),
-        "vocab": _vocabulary(source, arch, width),
-        "context": _positive(source, f"{arch}.context_length"),
+        "kv_heads": positive(source, f"{arch}.attention.head_count_kv", heads),
+        "head_dim": positive(source, f"{arch}.attention.key_length", width // heads),
+        "vocab": vocabulary_rows(source, arch, width),
+        "context": positive(source, f"{arch}.context_length"),
         "norm_eps": source.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_base": source.number(f"{arch}.rope.freq_base", 10000.0),  # the format's own default
         "tied": "output.weight" not in source.tensors,
@@ -144,27 +133,6 @@ def gguf_name(name: str) -> str:
     for ours, theirs in _PARTS.items():
         name = name.replace(ours, theirs)
     return name
-
-
-def _positive(source: GgufSource, key: str, default: int | None = None) -> int:
-    value = source.integer(key, default)
-    if not 1 <= value < 1 << 31:
-        raise ModelFileError("invalid_metadata", f"{key} is {value}; it must be 1 to 2147483647")
-    return value
-
-
-def _vocabulary(source: GgufSource, arch: str, width: int) -> int:
-    """The rows of the embedding: the file's own count of the vocabulary is optional and must agree."""
-    embedding = source.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise ModelFileError("missing_tensor", f"the file has no matrix token_embd.weight of {width} columns")
-    rows = embedding.shape[0]
-    claimed = source.integer(f"{arch}.vocab_size", rows)
-    if claimed != rows:
-        raise ModelFileError(
-            "wrong_shape", f"token_embd.weight has {rows} rows, {arch}.vocab_size is {claimed}"
-        )
-    return rows
 
 
 def _check(source: GgufSource, arch: str, values: dict[str, Any]) -> None:

@@ -101,3 +101,25 @@ class GgufSource:
         if value is None:
             raise ModelFileError("invalid_metadata", f"the file has no {key}")
         return value
+
+
+def positive(source: GgufSource, key: str, default: int | None = None) -> int:
+    """An integer from 1 to 2**31 - 1; raises ModelFileError."""
+    value = source.integer(key, default)
+    if not 1 <= value < 1 << 31:
+        raise ModelFileError("invalid_metadata", f"{key} is {value}; it must be 1 to 2147483647")
+    return value
+
+
+def vocabulary_rows(source: GgufSource, name: str, width: int) -> int:
+    """The rows of the embedding; the count of the architecture `name` is optional and must agree."""
+    embedding = source.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFileError("missing_tensor", f"the file has no matrix token_embd.weight of {width} columns")
+    rows = embedding.shape[0]
+    claimed = source.integer(f"{name}.vocab_size", rows)
+    if claimed != rows:
+        raise ModelFileError(
+            "wrong_shape", f"token_embd.weight has {rows} rows, {name}.vocab_size is {claimed}"
+        )
+    return rows

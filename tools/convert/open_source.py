@@ -6,10 +6,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from cecilia.errors import ModelFileError
 from cecilia.formats.l3r_layout import naming
 
-from . import gguf_dense, gguf_vocabulary, hf_config, hf_dense, hf_ling3, hf_vocabulary
-from .checkpoint import Checkpoint
+from . import gguf_dense, gguf_ling3, gguf_vocabulary, hf_config, hf_dense, hf_ling3, hf_vocabulary
+from .checkpoint import Checkpoint, shown
 from .gguf_source import GgufSource
 from .hf_source import HuggingFaceSource
 
@@ -22,17 +23,28 @@ def open_source(path: Path) -> Checkpoint:
 
 def _gguf(path: Path) -> Checkpoint:
     source = GgufSource(path)
-    arch = gguf_dense.checked_architecture(source)
-    hyper = gguf_dense.hyper(source, arch)
+    name = source.text("general.architecture")
+    if name == gguf_ling3.GGUF_NAME:
+        arch, hyper = "ling3", gguf_ling3.hyper(source)
+        tensors, notes = gguf_ling3.mapped(source, hyper), gguf_ling3.notes(source, hyper)
+    elif name in gguf_dense.ARCHITECTURES:
+        arch, hyper = name, gguf_dense.hyper(source, name)
+        tensors, notes = gguf_dense.mapped(source, name, hyper), []
+    else:
+        known = " ".join((*gguf_dense.ARCHITECTURES, gguf_ling3.GGUF_NAME))
+        raise ModelFileError(
+            "unsupported_architecture", f"the architecture {shown(name)}; supported: {known}"
+        )
     return Checkpoint(
         files=[path],
         architecture=arch,
         hyper=hyper,
-        tensors=gguf_dense.mapped(source, arch, hyper),
+        tensors=tensors,
         vocabulary=partial(gguf_vocabulary.vocabulary, source, hyper["vocab"], arch),
         name=source.text("general.name") or path.stem,
         license=source.text("general.license"),
         sampling=gguf_vocabulary.sampling_defaults(source),
+        notes=notes,
     )
 
 

@@ -24,7 +24,7 @@ from .byte_vocabulary import OWN_TEMPLATES
 from .checkpoint import Mapped, Vocabulary
 from .open_source import open_source
 from .progress import Progress
-from .quantisation import Quantisation, alignment, fitting, quantisation
+from .quantisation import Quantisation, alignment, check_experts, fitting, quantisation
 from .search import SEARCHED, search
 from .tensor_types import SourceType, source_type
 
@@ -102,6 +102,7 @@ def convert(source_path: Path, out: Path, options: Options | None = None) -> Rep
     report = Report(out, notes=list(source.notes))
     with naming(source_path):
         steps = [_plan(tensor, chosen, report) for tensor in source.tensors]
+        check_experts(step.planned for step in steps)
     words = _with_template(source.vocabulary(options.tokenizer), source.architecture, report)
     _check_room(out, sum(step.nbytes for step in steps))
     metadata = {

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cecilia.arch.base import TensorSpec
-from cecilia.errors import UsageError
-from cecilia.formats.l3r_layout import TENSOR_ALIGN
+from cecilia.errors import ModelFileError, UsageError
+from cecilia.formats.l3r_layout import TENSOR_ALIGN, PlannedTensor
 
 # An expert is a gate, an up and a down matrix, in this order; the first is aligned so that an expert can be
 # dropped from memory and prefetched on its own.
@@ -67,3 +68,19 @@ def is_routed(name: str) -> bool:
 def alignment(name: str) -> int:
     """The alignment of a tensor's place in the target."""
     return _EXPERT_ALIGN if is_routed(name) and name.endswith(_FIRST) else TENSOR_ALIGN
+
+
+def check_experts(planned: Iterable[PlannedTensor]) -> None:
+    """Refuse routed experts of a layer that have a matrix in two formats: they are computed together.
+
+    Raises ModelFileError `unsupported_model`.
+    """
+    found: dict[str, str] = {}
+    for tensor in planned:
+        if is_routed(tensor.name):
+            role = re.sub(r"experts\.\d+", "experts.*", tensor.name)
+            if found.setdefault(role, tensor.format) != tensor.format:
+                raise ModelFileError(
+                    "unsupported_model",
+                    f"{role} in {found[role]} and {tensor.format}; choose one format with --quant",
+                )

@@ -142,6 +142,9 @@ def _rounded(type_name: str) -> SourceType:
     return SourceType("q8_32", decode, _as_q8(decode))
 
 
+REQUANTISED = "f32 of blocks"
+"""The type of a view that takes a quantised tensor's blocks apart: its values are kept in 8 bits."""
+
 TYPES: dict[str, SourceType] = {
     "F32": _exact("f32", _f32),
     "F16": _exact("f32", _f16),  # bf16 would lose three bits of every value
@@ -159,6 +162,8 @@ TYPES: dict[str, SourceType] = {
 
 def source_type(tensor: str, type_name: str) -> SourceType:
     """The row of the table; raises ModelFileError naming what is supported."""
+    if type_name == REQUANTISED:
+        return SourceType("q8_32", _f32, _as_q8(_f32))
     if type_name not in TYPES:
         raise ModelFileError(
             "unsupported_tensor_type", f"the tensor {tensor!r} is {type_name}; supported: {' '.join(TYPES)}"

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cecilia.formats.quant import dequantise
+
 from .checkpoint import Rows, SourceTensor
+from .tensor_types import REQUANTISED, source_type
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,36 @@ class Transposed:
         numbers = whole.reshape(len(heads), self.per_head, self.cols, -1)  # the last axis: bytes of a number
         turned = numbers.transpose(0, 2, 1, 3).reshape(len(heads) * self.cols, -1)
         return turned[first - heads.start * self.cols : end - heads.start * self.cols]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The values of a quantised tensor of `cols` columns, f32, for a view to cut: its blocks are gone."""
+
+    source: SourceTensor
+    cols: int
+
+    @staticmethod
+    def if_blocks(source: SourceTensor, cols: int) -> Rows:
+        """`source` itself if it holds plain numbers."""
+        plain = source_type(source.name, source.type_name).keep in ("f32", "bf16")
+        return source if plain else Decoded(source, cols)
+
+    @property
+    def name(self) -> str:
+        """The source's."""
+        return self.source.name
+
+    @property
+    def type_name(self) -> str:
+        """A type of its own."""
+        return REQUANTISED
+
+    def read(self, first: int, end: int) -> np.ndarray:
+        """Rows first .. end, u8 [R, 4 * cols]."""
+        kind = source_type(self.name, self.source.type_name)
+        values = dequantise(kind.decode(self.source.read(first, end), self.cols))
+        return np.ascontiguousarray(values, "<f4").view(np.uint8)
 
 
 def halves_of_pairs(rows: int, heads: int) -> np.ndarray:
