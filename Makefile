@@ -4,6 +4,7 @@
 
 PYTHON ?= python3
 JOBS   ?= 2
+ARCH   ?= $(shell uname -m)
 ARGS   ?=
 
 VENV   := .venv
@@ -12,12 +13,13 @@ MODEL  := models/smollm2-135m-instruct.l3r
 RUN    := $(VENV)/.installed-run
 DEV    := $(VENV)/.installed-dev
 BUILT  := build/.extensions
+AGAIN  := build/bundle-again
 KERNEL := $(shell find cecilia -name '*.pyx' -o -name '*.pxd' -o -name '*.c' -o -name '*.h')
 PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-roofline bench-layout bench-long soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-roofline bench-layout bench-long bundle test-bundle soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -70,11 +72,21 @@ bench-long: build ## a prompt of 32K tokens through a live server: memory, progr
 bench-layout: build ## time the candidate weight layouts
 	@$(PY) -m tools.bench.layout $(ARGS)
 
+bundle: $(RUN) ## what runs on a board by itself: a folder, a .tar.xz, a single file (ARCH=aarch64: cross-built)
+	@$(PY) -m tools.build_portable --arch $(ARCH) $(ARGS)
+
+test-bundle: bundle $(MODEL) ## build the bundle again from nothing, compare, try it on an empty machine (as root)
+	@rm -rf $(AGAIN) $(AGAIN)-work
+	@$(PY) -m tools.build_portable --arch $(ARCH) $(ARGS) --output $(AGAIN) --work $(AGAIN)-work
+	@set -e; for file in $(AGAIN)/*.*; do cmp $$file portable/dist/$${file##*/}; echo "$${file##*/}: both builds are the same"; done
+	@set -e; for folder in $(AGAIN)/*/; do $(PY) -m portable.verify $$folder --model $(MODEL); done
+	@rm -rf $(AGAIN) $(AGAIN)-work
+
 soak: build $(MODEL) $(DEV) ## 1,000 requests with random disconnects; look for leaks
 	@$(PY) -m tools.soak $(ARGS)
 
 clean: ## remove what was compiled and every cache (.venv and models stay)
-	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf build portable/dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find cecilia server tools tests portable -name __pycache__ -prune -exec rm -rf {} +
 	find cecilia -name '*.so' -delete
 

@@ -29,6 +29,8 @@ TARGETS = [
     "bench-roofline",
     "bench-long",
     "bench-layout",
+    "bundle",
+    "test-bundle",
     "soak",
     "clean",
 ]
