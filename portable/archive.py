@@ -34,7 +34,7 @@ def tar_bytes(bundle: Path, epoch: int) -> bytes:
 
 def write_tar_xz(tar: bytes, path: Path) -> str:
     """Write `path`; returns its sha256."""
-    return _write(path, lzma.compress(tar, preset=9 | lzma.PRESET_EXTREME), mode=0o644)
+    return _write(path, lzma.compress(tar, preset=9), mode=0o644)
 
 
 def write_single(tar: bytes, path: Path, facts: dict[str, str]) -> str:

@@ -149,7 +149,9 @@ def write_texts(
     for path in files(site):
         if _LICENCE_FILE.search(str(path)):
             owner = path.parts[0].removesuffix(".dist-info")
-            copy_file(site / path, folder / owner / Path(*path.parts[1:]).name)
+            # numpy brings several files of one name, each in the folder of what it is about.
+            inner = path.parts[2:] if path.parts[1] == "licenses" else path.parts[1:]
+            copy_file(site / path, folder / owner / Path(*inner))
     for text in sorted((root / COMMON).iterdir()):
         copy_file(text, folder / "common" / text.name)
     rows = (f"| {part.name} | {part.version} | {part.licence} | {part.source} |" for part in found)

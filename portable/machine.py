@@ -41,7 +41,8 @@ chroot=$(command -v chroot)
 for device in null urandom; do mount --bind /dev/$device "$root/dev/$device"; done
 mount --bind "$bundle" "$root/opt/bundle"
 mount -o remount,ro,bind "$root/opt/bundle"
-if [ ! -e "$root/proc/fake" ]; then mount -t proc proc "$root/proc"; mount --rbind /sys "$root/sys"; fi
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
 PATH=$path exec $chroot "$root" "$@"
 """
 
@@ -63,9 +64,8 @@ class Machine:
         shutil.copy(busybox, root / "bin/busybox")
         for applet in APPLETS:
             (root / "bin" / applet).symlink_to("busybox")
-        self._environment = {"PATH": "/bin", "HOME": "/home"}
-        if not target.native:
-            self._environment["CECILIA_RUNNER"] = self._add_emulator()
+        self.runner = "" if target.native else self._add_emulator()
+        self._environment = {"PATH": "/bin", "HOME": "/home", "CECILIA_RUNNER": self.runner}
 
     def _add_emulator(self) -> str:
         """Copy qemu in; returns the command that runs a program of the target."""

@@ -72,7 +72,7 @@ def verify(bundle: Path, model: Path, work: Path) -> Iterator[tuple[str, str]]:
     """(trial, what was seen) of each; CeciliaError `verify_failed` for the first that goes wrong."""
     target = _target_of(bundle)
     yield "binaries", _audit(bundle, target)
-    with _machine(target, work) as machine:
+    with empty_machine(target, work) as machine:
         _put_model(machine, model)
         yield "imports", _imports(machine, bundle)
         yield "digests", _check(machine, bundle)
@@ -94,7 +94,8 @@ def _target_of(bundle: Path) -> Target:
 
 
 @contextmanager
-def _machine(target: Target, work: Path) -> Iterator[Machine]:
+def empty_machine(target: Target, work: Path) -> Iterator[Machine]:
+    """A machine that is gone at the end; `work` keeps the package its shell comes from."""
     apt = debian.Apt(work / "apt")
     apt.update()
     busybox = debian.unpack(apt.download(["busybox-static"], native()), work / "roots") / "bin/busybox"

@@ -30,6 +30,9 @@ def site(tmp_path: Path) -> Path:
     for name in (
         "numpy.libs/libgfortran-daac5196-038a5e3c.so.5.0.0",
         "numpy-2.4.6.dist-info/licenses/LICENSE.txt",
+        "numpy-2.4.6.dist-info/licenses/numpy/ma/LICENSE",
+        "numpy-2.4.6.dist-info/licenses/numpy/fft/LICENSE",
+        "numpy-2.4.6.dist-info/RECORD",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x", encoding="utf-8")
@@ -102,6 +105,8 @@ def test_licence_texts_of_packages_and_wheels(tmp_path: Path, site: Path) -> Non
         "common/LGPL-2.1",
         "libc6/copyright",
         "numpy-2.4.6/LICENSE.txt",
+        "numpy-2.4.6/numpy/ma/LICENSE",
+        "numpy-2.4.6/numpy/fft/LICENSE",
     }
     table = (out / "SOURCES.md").read_text(encoding="utf-8")
     assert "| libc6 | 2.36-9+deb12u14 | LGPL-2.1-or-later |" in table
