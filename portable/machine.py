@@ -19,8 +19,9 @@ from portable.run import run
 from portable.target import Target, native
 
 APPLETS = (
-    "cat",
+    "cut",
     "gzip",
+    "ls",
     "mkdir",
     "mktemp",
     "mv",
@@ -31,6 +32,7 @@ APPLETS = (
     "tail",
     "tar",
     "uname",
+    "xargs",
 )
 CPU = "cortex-a76"
 _EMULATOR = "machine"
