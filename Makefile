@@ -19,7 +19,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-roofline bench-layout bench-long bundle test-bundle soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-conversion bench-roofline bench-layout bench-long bundle test-bundle soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -62,6 +62,9 @@ bench-recipes: build ## logit error, KL, top-1 agreement of every cache recipe a
 
 bench-memory: build ## what long sessions of Ling-3.0-tiny take with every cache recipe
 	@$(PY) -m tools.bench.memory $(ARGS)
+
+bench-conversion: build ## memory and time of converting Ling-3.0, and whether its two layouts give one result
+	@$(PY) -m tools.bench.conversion $(ARGS)
 
 bench-roofline: build $(MODEL) ## where the time of a step goes, beside the machine's peaks
 	@$(PY) -m tools.bench.roofline $(ARGS)

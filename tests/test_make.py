@@ -26,6 +26,7 @@ TARGETS = [
     "bench-quantisations",
     "bench-recipes",
     "bench-memory",
+    "bench-conversion",
     "bench-roofline",
     "bench-long",
     "bench-layout",
