@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import engines, layout, neighbour, ours, peer_build, peers, quantisations, report, system
+from tools.bench import (
+    engines,
+    layout,
+    neighbour,
+    ours,
+    peer_build,
+    peers,
+    quantisations,
+    report,
+    rounds,
+    system,
+)
 
 
 class Counter:
@@ -66,22 +77,52 @@ def test_nothing_is_done_less_than_once() -> None:
             assert error.value.code == 2
 
 
-def round_of(probe: float, mine: float, peer: float, other: float = 1) -> peers.Round:
+def round_of(probe: float, mine: float, peer: float, other: float = 1) -> rounds.Round:
     speeds = {"ours": mine, "llama.cpp": peer, "ik_llama.cpp": other}
-    return peers.Round(probe, {name: {"decode 128": value} for name, value in speeds.items()})
+    return rounds.Round(probe, {name: {"decode 128": value} for name, value in speeds.items()})
 
 
 def test_rounds_with_a_slow_probe_are_dropped() -> None:
-    rounds = [round_of(p, 1, 1) for p in (10.0, 7.0, 6.9, 10.0, 12.0)]  # the median is 10
-    assert [r.probe for r in peers.kept(rounds)] == [10.0, 7.0, 10.0, 12.0]
+    turns = [round_of(p, 1, 1) for p in (10.0, 7.0, 6.9, 10.0, 12.0)]  # the median is 10
+    assert [r.probe for r in rounds.kept(turns)] == [10.0, 7.0, 10.0, 12.0]
 
 
 def test_the_ratio_is_that_of_the_medians_to_the_faster_peer() -> None:
-    rounds = [round_of(1, 30, 10, 5), round_of(1, 20, 40, 7), round_of(1, 10, 16, 6)]
+    turns = [round_of(1, 30, 10, 5), round_of(1, 20, 40, 7), round_of(1, 10, 16, 6)]
     cells = "10.0 / 20.0 / 30.0 | 10.0 / 16.0 / 40.0 | 5.0 / 6.0 / 7.0"
-    assert peers.table(rounds, 2) == [f"| decode 128 | 2 | {cells} | 1.25 |"]
-    rounds = [round_of(1, 20, 16, 25)]
-    assert peers.table(rounds, 1)[0].endswith("| 0.80 |")
+    assert peers.table(turns, 2) == [f"| decode 128 | 2 | {cells} | 1.25 |"]
+    turns = [round_of(1, 20, 16, 25)]
+    assert peers.table(turns, 1)[0].endswith("| 0.80 |")
+
+
+class Steady:
+    """An engine of one speed."""
+
+    def __init__(self, name: str, speed: float) -> None:
+        self.name, self.speed = name, speed
+
+    def speeds(self, *_: object) -> dict[str, float]:
+        return {"decode 128": self.speed}
+
+
+def turns_of(file: Path | None, *field: Steady) -> list[rounds.Round]:
+    args = peers.parser().parse_args(["--rounds=2", *([f"--add-to={file}"] if file else [])])
+    pair = engines.Pair(Path("a.l3r"), Path("a.gguf"))
+    return peers.take_turns(pair, 2, args, field)  # type: ignore[arg-type]
+
+
+def test_rounds_of_several_runs_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system.BandwidthProbe.__init__, "__defaults__", (1 << 20,))
+    file = tmp_path / "rounds.json"
+    assert len(turns_of(None, Steady("ours", 1), Steady("x", 5))) == 2
+    turns_of(file, Steady("ours", 1), Steady("x", 5))
+    turns = turns_of(file, Steady("ours", 3), Steady("x", 7))
+    assert [r.speeds["ours"]["decode 128"] for r in turns] == [1, 1, 3, 3]
+    assert [r.speeds["x"]["decode 128"] for r in turns] == [5, 5, 7, 7]
+    with pytest.raises(UsageError, match="other engines or tests for a, 2 threads") as error:
+        turns_of(file, Steady("ours", 1), Steady("y", 5))
+    assert error.value.code == "other_rounds"
+    assert len(turns_of(file, Steady("ours", 3), Steady("x", 7))) == 6  # the refused ones left no trace
 
 
 def test_answers_of_llama_bench() -> None:

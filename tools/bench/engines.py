@@ -23,6 +23,7 @@ from tools.bench.peer_build import IK_LLAMA_CPP, LLAMA_CPP, Recipe, program
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_SECONDS = 0.05
+PROMPT = 512
 
 Speeds = dict[str, float]
 
@@ -55,7 +56,7 @@ class Engine(Protocol):
         """Time the tests once. Raises CeciliaError `bench_failed`."""
 
     def facts(self, pair: Pair) -> str:
-        """What it really used, its start and its memory, from a run of one token."""
+        """What it really used, its start from a run of one token, its memory from a prompt of PROMPT."""
 
 
 def watch(command: Sequence[str]) -> Finished:
@@ -99,8 +100,10 @@ class Ours:
         """See Engine."""
         run = self._run(pair, 2, [1], [])
         told = json.loads(run.stdout)
-        start = f"load {told['load_seconds']:.2f} s, process {run.seconds:.1f} s"
-        return f"{told['isa']}, {told['profile']}; {start}; {_memory(run.peak_kib)}"
+        load, first = told["load_seconds"], told["first_token_seconds"]
+        start = f"load {load:.2f} s, first token after {load + first:.2f} s, process {run.seconds:.1f} s"
+        memory = _memory(self._run(pair, 2, [PROMPT], []).peak_kib)
+        return f"{told['isa']}, {told['profile']}; {start}; {memory}"
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class Peer:
 
     def facts(self, pair: Pair) -> str:
         """See Engine."""
-        run = watch([*self._command(pair, 2), "-p", "1", "-n", "0", "-v"])
+        run, prompt = (watch([*self._command(pair, 2), "-p", str(n), "-n", "0", "-v"]) for n in (1, PROMPT))
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
         has = [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if name in flags]
         # Loading says which kind of memory each weight went to; AMX has one of its own.
@@ -146,7 +149,7 @@ class Peer:
         start = " ".join(["llama-bench", *self.switches])
         return (
             f"{version}, native build on a CPU with {' '.join(has)}{amx}; `{start}`; "
-            f"process {run.seconds:.1f} s; {_memory(run.peak_kib)}"
+            f"process {run.seconds:.1f} s; {_memory(prompt.peak_kib)}"
         )
 
 

@@ -3,7 +3,7 @@
 
 Each round is a bandwidth probe, then each engine in a fresh process, warmed up. Rounds whose probe is under
 70 % of the median probe are dropped: a neighbour had the memory then. Medians of the rest are compared; the
-ratio is to the faster peer.
+ratio is to the faster peer. Rounds may be spread over several runs, which share the file of `--add-to`.
 """
 
 from __future__ import annotations
@@ -12,42 +12,27 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cecilia.engine.recipes import DEFAULT_PROFILE
 from cecilia.errors import CeciliaError, UsageError
-from tools.bench import engines, ours, report, system
-from tools.bench.engines import Engine, Pair, Speeds
+from tools.bench import engines, ours, report, rounds, system
+from tools.bench.engines import Engine, Pair
 from tools.bench.random_models import SHAPES, random_pair
 from tools.bench.report import spread
+from tools.bench.rounds import Round, kept
 
 SMOLLM2 = Pair(ours.MODEL, ours.MODEL.parent / "SmolLM2-135M-Instruct.Q4_1.gguf")
 PREFILL, DEPTHS = (128, 512, 2048), (128, 1024, 4096)
-LEAST_PROBE = 0.7
 PEERS = ("llama.cpp", "ik_llama.cpp")
 
 
-@dataclass
-class Round:
-    """One turn of all engines."""
-
-    probe: float
-    speeds: dict[str, Speeds] = field(default_factory=dict)
-
-
-def kept(rounds: Sequence[Round]) -> list[Round]:
-    """The rounds whose probe reached 70 % of the median one."""
-    limit = LEAST_PROBE * statistics.median(r.probe for r in rounds)
-    return [r for r in rounds if r.probe >= limit]
-
-
-def table(rounds: Sequence[Round], threads: int) -> list[str]:
+def table(turns: Sequence[Round], threads: int) -> list[str]:
     """Markdown rows: test, threads, each engine's speeds, our median by the faster peer's."""
-    mine, *others = rounds[0].speeds
+    mine, *others = turns[0].speeds
     lines = []
-    for test in rounds[0].speeds[mine]:
-        values = {name: [r.speeds[name][test] for r in rounds] for name in (mine, *others)}
+    for test in turns[0].speeds[mine]:
+        values = {name: [r.speeds[name][test] for r in turns] for name in (mine, *others)}
         fastest = max(statistics.median(values[name]) for name in others)
         cells = " | ".join(spread(values[name]) for name in (mine, *others))
         lines.append(f"| {test} | {threads} | {cells} | {statistics.median(values[mine]) / fastest:.2f} |")
@@ -64,17 +49,25 @@ def contenders(args: argparse.Namespace) -> list[Engine]:
 
 
 def take_turns(pair: Pair, threads: int, args: argparse.Namespace, field_of: Sequence[Engine]) -> list[Round]:
-    """All rounds of one model and number of threads."""
+    """All rounds of one model and number of threads, after those of earlier runs.
+
+    Raises UsageError `other_rounds`.
+    """
     probe = system.BandwidthProbe()
-    rounds = []
+    key = f"{pair.gguf.stem}, {threads} threads"
+    turns: list[Round] = []
     for number in range(args.rounds):
         turn = Round(probe.gigabytes_per_second())
         for engine in field_of:
             turn.speeds[engine.name] = engine.speeds(pair, threads, args.prefill, args.depths)
-        rounds.append(turn)
-        where = f"{pair.model.stem}, {threads} threads, round {number + 1} of {args.rounds}"
+        if not turns:
+            turns = rounds.earlier(args.add_to, key, turn)
+        turns.append(turn)
+        if args.add_to:
+            rounds.keep(args.add_to, key, turns)
+        where = f"{key}, round {number + 1} of {args.rounds}"
         print(f"{where}: probe {turn.probe:.1f} GB/s", file=sys.stderr)
-    return rounds
+    return turns
 
 
 def section(pair: Pair, args: argparse.Namespace, field_of: Sequence[Engine]) -> list[str]:
@@ -84,10 +77,10 @@ def section(pair: Pair, args: argparse.Namespace, field_of: Sequence[Engine]) ->
     names = [engine.name for engine in field_of]
     rows = [f"| test | threads | {' | '.join(names)} | ratio |", "|---|---|" + "---|" * (len(names) + 1)]
     for threads in args.threads:
-        rounds = take_turns(pair, threads, args, field_of)
-        good = kept(rounds)
+        turns = take_turns(pair, threads, args, field_of)
+        good = kept(turns)
         probes = spread([r.probe for r in good])
-        lines.append(f"- {threads} threads: {len(good)} of {len(rounds)} rounds kept, probe {probes} GB/s")
+        lines.append(f"- {threads} threads: {len(good)} of {len(turns)} rounds kept, probe {probes} GB/s")
         rows += table(good, threads)
     return [*lines, "", *rows, ""]
 
@@ -132,6 +125,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--profile", default=DEFAULT_PROFILE)
     found.add_argument("--threads", type=ours.numbers, default=[1, 2], metavar="N,N")
     found.add_argument("--rounds", type=ours.times, default=5)
+    found.add_argument(
+        "--add-to",
+        type=Path,
+        metavar="FILE.json",
+        help="count the rounds of earlier runs in, which are kept here with this one's",
+    )
     found.add_argument("--prefill", type=ours.numbers, default=list(PREFILL), metavar="N,N")
     found.add_argument("--depths", type=ours.numbers, default=list(DEPTHS), metavar="N,N")
     report.add_log_option(found)
