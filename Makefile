@@ -19,7 +19,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-conversion bench-roofline bench-layout bench-long bundle test-bundle soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-conversion bench-roofline bench-layout bench-long bench-start bundle test-bundle soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -71,6 +71,9 @@ bench-roofline: build $(MODEL) ## where the time of a step goes, beside the mach
 
 bench-long: build ## a prompt of 32K tokens through a live server: memory, progress, giving up (ARGS="FILE.l3r --tokens 32768")
 	@$(PY) -m tools.bench.long_prompt $(ARGS)
+
+bench-start: build ## from starting the server to its first token, and its memory, beside llama-server (ARGS="FILE.l3r FILE.gguf")
+	@$(PY) -m tools.bench.start $(ARGS)
 
 bench-layout: build ## time the candidate weight layouts
 	@$(PY) -m tools.bench.layout $(ARGS)

@@ -29,6 +29,7 @@ TARGETS = [
     "bench-conversion",
     "bench-roofline",
     "bench-long",
+    "bench-start",
     "bench-layout",
     "bundle",
     "test-bundle",

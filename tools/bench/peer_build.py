@@ -95,7 +95,7 @@ LLAMA_CPP = Recipe(
     "0.3.36",
     "vendor/llama.cpp",
     COMMON | {"LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_UI": "OFF", "LLAMA_OPENSSL": "OFF"},
-    ("llama-bench", "llama-quantize"),
+    ("llama-bench", "llama-quantize", "llama-server"),
     mend_amx,
 )
 IK_LLAMA_CPP = Recipe(

@@ -41,6 +41,6 @@ def publish(text: str, *, no_log: bool) -> None:
             log.write("\n" + text)
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
     """Minimum / median / maximum."""
-    return " / ".join(f"{f(values):.1f}" for f in (min, statistics.median, max))
+    return " / ".join(f"{f(values):.{digits}f}" for f in (min, statistics.median, max))
