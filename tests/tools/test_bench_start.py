@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -80,6 +82,16 @@ def test_a_server_is_ready_when_health_says_so(server: int) -> None:
 def test_a_server_that_ends_is_not_waited_for() -> None:
     with pytest.raises(CeciliaError, match="did not start"):
         start.measure([sys.executable, "-c", "pass"], start.free_port())
+
+
+def test_a_server_that_does_not_listen_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "PATIENCE", 0.05)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it is deaf by now
+        start.end(process)
+        assert process.returncode == -signal.SIGKILL
 
 
 def test_a_row_has_medians_and_the_sum_of_both_kinds_of_memory() -> None:

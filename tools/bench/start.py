@@ -26,7 +26,7 @@ from tools.bench import ours, report, system
 from tools.bench.peer_build import LLAMA_CPP, program
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0
+PATIENCE = 60.0
 POLL_SECONDS = 0.01
 SETTLED_SECONDS = 2.0
 WINDOW = 2048
@@ -109,6 +109,16 @@ def settled_memory(pid: int) -> dict[str, int]:
     return {name: kib * 1024 for name, kib in now.items()}
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a server to end, and make it end when it does not listen."""
+    process.terminate()
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def measure(command: Sequence[str], port: int) -> Start:
     """Start a server, use it, end it. Raises CeciliaError `bench_failed`."""
     begun = time.perf_counter()
@@ -116,7 +126,7 @@ def measure(command: Sequence[str], port: int) -> Start:
     try:
         while not is_ready(port):
             if process.poll() is not None or time.perf_counter() - begun > PATIENCE:
-                raise CeciliaError("bench_failed", f"{Path(command[-1]).name}: the server did not start")
+                raise CeciliaError("bench_failed", f"the server did not start: {' '.join(command)}")
             time.sleep(POLL_SECONDS)
         ready = time.perf_counter() - begun
         first_piece(port, "hello")
@@ -124,8 +134,7 @@ def measure(command: Sequence[str], port: int) -> Start:
         first_piece(port, "a" * PROMPT)
         return Start(ready, first, settled_memory(process.pid))
     finally:
-        process.terminate()
-        process.wait(PATIENCE)
+        end(process)
 
 
 def row(name: str, threads: int, found: Sequence[Start]) -> str:
