@@ -81,12 +81,13 @@ bench-layout: build ## time the candidate weight layouts
 bundle: $(RUN) ## what runs on a board by itself: a folder, a .tar.xz, a single file (ARCH=aarch64: cross-built)
 	@$(PY) -m tools.build_portable --arch $(ARCH) $(ARGS)
 
-test-bundle: bundle $(MODEL) ## build the bundle again from nothing, compare, try it on an empty machine (as root)
+test-bundle: bundle $(MODEL) $(DEV) ## build the bundle again from nothing, compare, try it on an empty machine (as root)
 	@rm -rf $(AGAIN) $(AGAIN)-work
 	@$(PY) -m tools.build_portable --arch $(ARCH) $(ARGS) --output $(AGAIN) --work $(AGAIN)-work
 	@set -e; for file in $(AGAIN)/*.tar.xz $(AGAIN)/*.run; do cmp $$file portable/dist/$${file##*/}; echo "$${file##*/}: both builds are the same"; done
 	@set -e; for folder in $(AGAIN)/*/; do $(PY) -m portable.verify $$folder --model $(MODEL); done
 	@rm -rf $(AGAIN) $(AGAIN)-work
+	@$(PY) -m pytest tests/portable
 
 soak: build $(MODEL) $(DEV) ## 1,000 requests with random disconnects; look for leaks
 	@$(PY) -m tools.soak $(ARGS)
