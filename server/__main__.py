@@ -83,6 +83,7 @@ def load_engine(config: Config, progress: Progress) -> Engine:
         context=config.context,
         force_context=config.force_context,
         threads=config.threads,
+        cache_bytes=config.cache_size,
         progress=progress,
     )
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from urllib.parse import unquote
 
+from server.engine_v1.routes import EngineRoutes
 from server.errors import ApiError
 from server.gate import Phase
 from server.http.exchange import Exchange
@@ -21,12 +23,20 @@ Route = Callable[[Exchange], Awaitable[None]]
 class App:
     """Answers exchanges. `progress` is the share of the model that is loaded, 0 to 1."""
 
-    def __init__(self, service: ChatService, *, policy: OriginPolicy, chat_page: Page) -> None:
+    def __init__(
+        self,
+        service: ChatService,
+        *,
+        policy: OriginPolicy,
+        chat_page: Page,
+        session_dir: Path | None = None,
+    ) -> None:
         self._service = service
         self._policy = policy
         self._chat_page = chat_page
         self._created = int(service.wall_clock())
         self.progress = 0.0
+        self.engine_routes = EngineRoutes(service, session_dir)
         # Path -> method -> route. HEAD and OPTIONS follow from these.
         self._routes: dict[str, dict[str, Route]] = {
             "/": {"GET": self._page},
@@ -34,6 +44,7 @@ class App:
             "/health": {"GET": self._health},
             "/v1/models": {"GET": self._models},
             "/v1/chat/completions": {"POST": self._chat},
+            **self.engine_routes.table(),
         }
 
     async def handle(self, exchange: Exchange) -> None:

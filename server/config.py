@@ -46,6 +46,13 @@ def _context(value: str) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
+def _size(value: str) -> int:
+    match = re.fullmatch(r"(0|[1-9][0-9]{0,12})([kKmMgG]?)i?B?", value)
+    if match is None:
+        raise ValueError("must be a number of bytes such as 0, 512M or 2G")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2].lower()]
+
+
 def _profile(value: str) -> str:
     if value not in PROFILES:
         raise ValueError(f"must be one of {', '.join(PROFILES)}")
@@ -84,6 +91,12 @@ class Config:
     )
     threads: int | None = _setting(None, _threads, "compute threads; default: chosen from the cores")
     profile: str = _setting("int8-v1", _profile, f"cache recipe: {', '.join(PROFILES)}")
+    cache_size: int | None = _setting(
+        None,
+        _size,
+        "memory for earlier requests beyond a full window, e.g. 512M, 2G; default: half of the rest",
+    )
+    session_dir: str | None = _setting(None, _text, "directory of the snapshots of named sessions")
     weights: str = _setting(
         "auto", _weights, "where weights are: mmap, hugepage (moved to 2 MiB pages, faster) or auto"
     )

@@ -28,6 +28,7 @@ TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
     505: "invalid_request_error",
+    507: "insufficient_storage_error",
 }
 
 # Engine codes that are the client's to mend, or the machine's state; every other engine code is a 500.
@@ -40,6 +41,16 @@ ENGINE_STATUS = {
     "insufficient_memory": 503,
     "session_not_found": 404,
     "position_not_restorable": 409,
+    "generation_not_resumable": 409,
+    "session_exists": 409,
+    "in_use": 409,
+    "snapshot_not_found": 404,
+    "snapshot_mismatch": 409,
+    "snapshot_damaged": 409,
+    "snapshot_unsupported": 409,
+    "snapshot_failed": 507,
+    "cache_full": 507,
+    "shutting_down": 503,
 }
 
 

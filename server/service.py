@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from cecilia.errors import UsageError
 from server import listen, log
 from server.app import App
 from server.config import Config
@@ -36,9 +37,19 @@ Load = Callable[[Config, Progress], Engine]
 
 def run(config: Config, load: Load) -> None:
     """Serve until a signal; raises CeciliaError when it cannot. `load` is called on the engine thread."""
+    if config.session_dir is not None:
+        _make_directory(Path(config.session_dir))
     sockets = listen.bind(config.host, config.port)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(Service(config, sockets), load))
+
+
+def _make_directory(path: Path) -> None:
+    """A directory for this user alone: what is said in sessions is in their snapshots."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("bad_session_dir", f"--session-dir {path}: {error.strerror}") from error
 
 
 async def _serve(service: Service, load: Load) -> None:
@@ -80,7 +91,13 @@ class Service:
         # A file may turn out to hold a model that has a name; until it is read it goes by its own.
         model_id = self._config.model_id or Path(self._config.model).stem
         service = ChatService(worker, gate, loop, parsing, model_id)
-        app = App(service, policy=self._policy(), chat_page=load_page("chat.html"))
+        directory = self._config.session_dir
+        app = App(
+            service,
+            policy=self._policy(),
+            chat_page=load_page("chat.html"),
+            session_dir=None if directory is None else Path(directory),
+        )
         servers = [
             await loop.create_server(lambda: self._connection(app, loop), sock=opened)
             for opened in self._sockets
@@ -101,6 +118,7 @@ class Service:
             for server in servers:
                 server.close()
             await self._drain()
+            await app.engine_routes.finish()
             stopped = worker.stop(ENGINE_STOP_SECONDS)
             parsing.shutdown(wait=stopped, cancel_futures=True)
             log.info("service_stopped", clean=stopped)

@@ -11,11 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from cecilia import errors
 from server.config import Config
+from server.engine_v1.routes import PREFIX, EngineRoutes
+from server.errors import ENGINE_STATUS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(page for pattern in ("*.md", "docs/*.md", "models/*.md") for page in ROOT.glob(pattern))
@@ -23,9 +27,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PRINTED_ADDRESS = "127.0.0.1:9091"
 
 
-def blocks(language: str) -> list[str]:
-    """Return the fenced examples of the README in one language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+API = (ROOT / "docs" / "API.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, page: str = README) -> list[str]:
+    """Return the fenced examples of a page in one language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
 
 
 def table(heading: str) -> list[list[str]]:
@@ -144,6 +151,36 @@ def test_the_curl_examples(address: str) -> None:
         answer["usage"]["prompt_tokens"],
         answer["usage"]["completion_tokens"],
     )
+
+
+def test_the_api_page_names_every_route_and_code() -> None:
+    service = mock.Mock(generations=mock.Mock(), clock=mock.Mock())
+    routes = {path.removeprefix(PREFIX) for path in EngineRoutes(service, None).table()}
+    section = API.split("\n## /engine/v1\n")[1].split("\n## ")[0]
+    named = re.findall(r"^\| `([a-z/]+)`(?: \*)? \| (?:GET|POST) \|", section, re.M)
+    assert set(named) == routes
+    for code, status in ENGINE_STATUS.items():
+        (row,) = [line for line in API.splitlines() if re.match(rf"\| [\d, ]*\b{status}\b", line)]
+        assert f"`{code}`" in row
+
+
+@pytest.mark.model
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_examples_of_the_api_page(address: str) -> None:
+    (example,) = blocks("sh", API)
+    chat, fork, status, tokens = _values(run(["bash", "-ec"], example, address))
+    assert chat["choices"][0]["finish_reason"] == "stop"
+    assert fork["session_id"] == "sums-2"
+    assert {"sums", "sums-2"} <= {entry["session_id"] for entry in status["entries"]}
+    assert tokens["count"] == len(tokens["tokens"]) > 0
+
+
+def _values(text: str) -> Iterator[Any]:
+    """JSON values that stand one behind the other."""
+    at, decoder = 0, json.JSONDecoder()
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        yield value
 
 
 @pytest.mark.model

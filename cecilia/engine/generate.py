@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +80,23 @@ class Engine:
     def tokens(self, request: ChatRequest) -> tuple[int, ...]:
         """The prompt's token ids, from any thread. Raises RequestError as `prepare` does."""
         return self._encode(request)[1]
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of plain text, from any thread. Raises RequestError `invalid_value`."""
+        return self._tokenizer.encode_text(text)
+
+    def decode(self, tokens: Sequence[int]) -> tuple[str, list[bytes]]:
+        """The text of token ids, and the bytes of each, from any thread; what is no character is U+FFFD.
+
+        Raises RequestError `token_out_of_range`.
+        """
+        vocab = self._tokenizer.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab:
+                message = f"token {token}; this model has 0 to {vocab - 1}"
+                raise RequestError("token_out_of_range", message, param="tokens")
+        pieces = [self._tokenizer.token_bytes(token) for token in tokens]
+        return b"".join(pieces).decode("utf-8", "replace"), pieces
 
     def _encode(self, request: ChatRequest) -> tuple[list[Segment], tuple[int, ...]]:
         segments = self._template.render(request.messages, **_options(request))

@@ -153,5 +153,5 @@ class Generation:
         if piece.content or piece.reasoning or (last and self.entries and not piece.stopped):
             entries = tuple(self.entries)
             self.entries.clear()
-            self.emit(Delta(piece.content, piece.reasoning, len(self.generated), entries))
+            self.emit(Delta(piece.content, piece.reasoning, len(self.generated), entries, last))
         return piece.stopped

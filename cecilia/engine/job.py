@@ -83,12 +83,14 @@ class Delta:
     `logprobs`, when asked for, are those of the tokens since the last Delta: a token whose text is held back
     waits for the next text. The last Delta may have entries and no text, of tokens that gave none (a think
     tag). The end token has no entry, nor have tokens after the last text when a stop string ended it.
+    `last`: what was held back until the end; no step gave it.
     """
 
     content: str
     reasoning: str
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    last: bool = False
 
 
 Event = Prefill | Delta

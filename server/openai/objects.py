@@ -30,16 +30,16 @@ class Completion:
     def delta_chunk(self, event: Delta) -> Object:
         """A chunk of text. Log-probabilities without text come with an empty content: an empty delta is for
         the last chunk alone."""
-        delta = {}
-        if event.reasoning:
-            delta["reasoning_content"] = event.reasoning
-        if event.content or not event.reasoning:
-            delta["content"] = event.content
-        return self._chunk(delta, None, event.logprobs)
+        return self._chunk(_delta(event), None, event.logprobs)
 
-    def last_chunks(self, finished: Finished, *, extra: Object) -> list[Object]:
-        """The finishing chunk and, if asked for, the usage chunk; the timings stand in the last of them."""
-        finish = self._chunk({}, finished.reason) | {"cecilia": extra}
+    def last_chunks(self, finished: Finished, *, extra: Object, flush: Delta | None = None) -> list[Object]:
+        """The finishing chunk and, if asked for, the usage chunk; the timings stand in the last of them.
+
+        `flush`: text that rides on the finishing chunk.
+        """
+        delta = {} if flush is None else _delta(flush)
+        finish = self._chunk(delta, finished.reason, () if flush is None else flush.logprobs)
+        finish |= {"cecilia": extra}
         if not self.include_usage:
             return [finish | {"timings": timings(finished)}]
         return [finish, self._head([]) | {"usage": usage(finished.usage), "timings": timings(finished)}]
@@ -95,6 +95,15 @@ class Completion:
             "choices": choices,
             "system_fingerprint": self.fingerprint,
         }
+
+
+def _delta(event: Delta) -> Object:
+    delta = {}
+    if event.reasoning:
+        delta["reasoning_content"] = event.reasoning
+    if event.content or not event.reasoning:
+        delta["content"] = event.content
+    return delta
 
 
 def _logprob(entry: TokenLogprob) -> Object:

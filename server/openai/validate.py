@@ -11,22 +11,22 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import orjson
+from typing import Any
 
 from cecilia.engine.job import ChatRequest
 from cecilia.sampler import REPEAT_LAST_N, SamplingParams
+from server.ack import MAX_WINDOW
 from server.errors import (
-    ApiError,
     invalid_value,
     missing_parameter,
     unsupported_parameter,
     unsupported_value,
 )
+from server.fields import Body, boolean, first, integer, number, string
 from server.openai.messages import parse_messages
 
-MAX_DEPTH = 64
+SESSION_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+MAX_SALT = 256  # characters
 MAX_STOPS = 16
 MAX_STOP_BYTES = 1024
 MAX_TOP_LOGPROBS = 20
@@ -35,9 +35,6 @@ MOST_TOP_K = 2**31 - 1
 # A drawn seed is told in the answer, and JavaScript has no integers beyond 53 bits.
 SEED_BITS = 53
 
-Body = dict[str, Any]
-
-_Value = TypeVar("_Value", int, float)
 _MAX_INT32 = 2**31 - 1
 
 # Fields with one value that means "off"; this server has no other. (field, values that mean off)
@@ -66,18 +63,8 @@ class ChatCall:
     include_usage: bool
     seed: int
     """The seed in use, as the client gave it or as it was drawn."""
-
-
-def parse_json(raw: bytes) -> Body:
-    """The body as an object. orjson refuses invalid UTF-8, lone surrogates, NaN and a depth over 1024."""
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, "invalid_json", f"the request body is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "invalid_json", "the request body must be a JSON object")
-    _check_depth(value)
-    return value
+    window: int | None = None
+    """How many events may be under way; None without acknowledgements."""
 
 
 def parse_chat(
@@ -87,12 +74,11 @@ def parse_chat(
     draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
 ) -> ChatCall:
     """Validate a chat request. `defaults` are the model's sampling defaults."""
-    if "messages" not in body:
-        raise missing_parameter("messages")
-    messages = parse_messages(body["messages"])
+    session, continues = _session(body)
+    messages = [] if continues else parse_messages(_given(body, "messages"))
     _refuse_unsupported(body)
-    _string(body, "model")
-    stream = _boolean(body, "stream") or False
+    string(body, "model")
+    stream = boolean(body, "stream") or False
     include_usage = _include_usage(body)
     seed = _seed(body, draw_seed)
     thinking, template_kwargs = _thinking(body)
@@ -104,8 +90,19 @@ def parse_chat(
         enable_thinking=thinking,
         template_kwargs=template_kwargs,
         logprobs=_logprobs(body),
+        cache_salt=_cache_salt(body),
+        session_id=session,
+        continues=continues,
     )
-    return ChatCall(request, stream=stream, include_usage=stream and include_usage, seed=seed)
+    return ChatCall(request, stream, stream and include_usage, seed, _window(body, stream=stream))
+
+
+def session_name(value: str, param: str = "session_id") -> str:
+    """`value` if it can be the name of a session, and of its file."""
+    if not re.fullmatch(SESSION_NAME, value):
+        text = f"{param} must be 1 to 64 letters, digits and . _ -, beginning with a letter or digit"
+        raise invalid_value(text, param)
+    return value
 
 
 # -- fields -----------------------------------------------------------------------------------------------
@@ -113,18 +110,18 @@ def parse_chat(
 
 def _sampling(body: Body, defaults: Mapping[str, float], seed: int) -> SamplingParams:
     """The model's defaults stand for temperature, top_p and top_k; everything else is off by default."""
-    repeat_penalty = _number(body, "repeat_penalty", 0.0, 2.0, low_allowed=False)
-    repetition_penalty = _number(body, "repetition_penalty", 0.0, 2.0, low_allowed=False)  # the same, renamed
+    repeat_penalty = number(body, "repeat_penalty", 0.0, 2.0, low_allowed=False)
+    repetition_penalty = number(body, "repetition_penalty", 0.0, 2.0, low_allowed=False)  # the same, renamed
     return SamplingParams(
-        temperature=_first(_number(body, "temperature", 0.0, 2.0), float(defaults.get("temperature", 0.0))),
-        top_k=min(max(0, _first(_integer(body, "top_k", -1), int(defaults.get("top_k", 0)))), MOST_TOP_K),
-        top_p=_first(_number(body, "top_p", 0.0, 1.0), float(defaults.get("top_p", 1.0))),
+        temperature=first(number(body, "temperature", 0.0, 2.0), float(defaults.get("temperature", 0.0))),
+        top_k=min(max(0, first(integer(body, "top_k", -1), int(defaults.get("top_k", 0)))), MOST_TOP_K),
+        top_p=first(number(body, "top_p", 0.0, 1.0), float(defaults.get("top_p", 1.0))),
         seed=seed,
-        min_p=_first(_number(body, "min_p", 0.0, 1.0), 0.0),
-        repeat_penalty=_first(repeat_penalty, repetition_penalty, 1.0),
-        repeat_last_n=_first(_integer(body, "repeat_last_n", -1, _MAX_INT32), REPEAT_LAST_N),
-        presence_penalty=_first(_number(body, "presence_penalty", -2.0, 2.0), 0.0),
-        frequency_penalty=_first(_number(body, "frequency_penalty", -2.0, 2.0), 0.0),
+        min_p=first(number(body, "min_p", 0.0, 1.0), 0.0),
+        repeat_penalty=first(repeat_penalty, repetition_penalty, 1.0),
+        repeat_last_n=first(integer(body, "repeat_last_n", -1, _MAX_INT32), REPEAT_LAST_N),
+        presence_penalty=first(number(body, "presence_penalty", -2.0, 2.0), 0.0),
+        frequency_penalty=first(number(body, "frequency_penalty", -2.0, 2.0), 0.0),
         logit_bias=_logit_bias(body),
     )
 
@@ -140,27 +137,27 @@ def _logit_bias(body: Body) -> tuple[tuple[int, float], ...]:
         # Written one way only, so that no id can occur twice.
         if not re.fullmatch("0|[1-9][0-9]{0,9}", key) or int(key) > _MAX_INT32:
             raise invalid_value(f"logit_bias: {key[:40]!r} is not a token id", "logit_bias")
-    biases = {int(key): _number(value, key, -100.0, 100.0, param="logit_bias") for key in value}
+    biases = {int(key): number(value, key, -100.0, 100.0, param="logit_bias") for key in value}
     return tuple((token, bias) for token, bias in biases.items() if bias is not None)
 
 
 def _logprobs(body: Body) -> int | None:
     """How many likely tokens to tell beside each; None when nothing is asked for."""
-    wanted = _boolean(body, "logprobs")
-    top = _integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    wanted = boolean(body, "logprobs")
+    top = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not wanted:
         raise invalid_value("top_logprobs needs logprobs to be true", "top_logprobs")
     return (top or 0) if wanted else None
 
 
 def _seed(body: Body, draw_seed: Callable[[], int]) -> int:
-    seed = _integer(body, "seed", -(2**63), 2**63 - 1)
+    seed = integer(body, "seed", -(2**63), 2**63 - 1)
     return draw_seed() if seed is None or seed == -1 else seed
 
 
 def _max_tokens(body: Body) -> int | None:
     """`max_completion_tokens` wins; both are checked. The engine clamps to the window."""
-    limits = [_integer(body, name, 1) for name in ("max_completion_tokens", "max_tokens")]
+    limits = [integer(body, name, 1) for name in ("max_completion_tokens", "max_tokens")]
     return next((limit for limit in limits if limit is not None), None)
 
 
@@ -184,7 +181,7 @@ def _include_usage(body: Body) -> bool:
         return False
     if not isinstance(options, dict):
         raise invalid_value("stream_options must be an object", "stream_options")
-    return _boolean(options, "include_usage", "stream_options.include_usage") or False
+    return boolean(options, "include_usage", "stream_options.include_usage") or False
 
 
 def _thinking(body: Body) -> tuple[bool | None, Body]:
@@ -201,8 +198,8 @@ def _thinking(body: Body) -> tuple[bool | None, Body]:
     if effort is not None and effort not in _EFFORTS:
         raise invalid_value(f"reasoning_effort must be one of {', '.join(_EFFORTS)}", "reasoning_effort")
     choices = (
-        _boolean(kwargs, "enable_thinking", "chat_template_kwargs.enable_thinking"),
-        _boolean(body, "enable_thinking"),
+        boolean(kwargs, "enable_thinking", "chat_template_kwargs.enable_thinking"),
+        boolean(body, "enable_thinking"),
         False if effort == "none" else None,
     )
     thinking = next((choice for choice in choices if choice is not None), None)
@@ -220,10 +217,10 @@ def _refuse_unsupported(body: Body) -> None:
 
 
 def _refuse_choices(body: Body) -> None:
-    n = _integer(body, "n", 1)
+    n = integer(body, "n", 1)
     if n is not None and n > 1:
         raise unsupported_value(f"n must be 1: one answer is generated per request, asked for {n}", "n")
-    if _boolean(body, "continue_final_message"):
+    if boolean(body, "continue_final_message"):
         text = "continue_final_message is not supported: an answer always begins a new assistant message"
         raise unsupported_parameter(text, "continue_final_message")
 
@@ -243,64 +240,42 @@ def _refuse_formats(body: Body) -> None:
         raise unsupported_value("text is the only modality", "modalities")
 
 
-# -- types ------------------------------------------------------------------------------------------------
+def _given(body: Body, name: str) -> Any:
+    if name not in body:
+        raise missing_parameter(name)
+    return body[name]
 
 
-def _boolean(body: Body, name: str, param: str | None = None) -> bool | None:
-    value = body.get(name)
-    if value is not None and type(value) is not bool:
-        raise invalid_value(f"{param or name} must be true or false", param or name)
-    return value
+def _session(body: Body) -> tuple[str | None, bool]:
+    """(the session's name, whether its restored generation is to go on)."""
+    name = string(body, "session_id")
+    if name is not None:
+        session_name(name)
+    continues = boolean(body, "continue_generation") or False
+    if continues and name is None:
+        raise missing_parameter("session_id")
+    if continues and body.get("messages"):
+        raise invalid_value("continue_generation goes on with what there is: no messages", "messages")
+    return name, continues
 
 
-def _string(body: Body, name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise invalid_value(f"{name} must be a string", name)
-    return value
+def _cache_salt(body: Body) -> str:
+    salt = string(body, "cache_salt") or ""
+    if len(salt) > MAX_SALT:
+        raise invalid_value(f"cache_salt may be at most {MAX_SALT} characters long", "cache_salt")
+    return salt
 
 
-def _integer(body: Body, name: str, low: int, high: int | None = None) -> int | None:
-    value = body.get(name)
-    if value is None:
+def _window(body: Body, *, stream: bool) -> int | None:
+    """The window of `flow`, None without acknowledgements."""
+    flow = body.get("flow")
+    if flow is None:
         return None
-    if type(value) is not int:  # a bool is an int to isinstance, and 1e30 arrives as a float
-        raise invalid_value(f"{name} must be an integer", name)
-    if value < low or (high is not None and value > high):
-        upper = "" if high is None else f" and at most {high}"
-        raise invalid_value(f"{name} must be at least {low}{upper}, got {value}", name)
-    return value
-
-
-def _number(
-    body: Body, name: str, low: float, high: float, *, low_allowed: bool = True, param: str | None = None
-) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if type(value) not in (int, float):
-        raise invalid_value(f"{name} must be a number", param or name)
-    if not (low <= value <= high) or (value == low and not low_allowed):
-        bound = "at least" if low_allowed else "over"
-        text = f"{name} must be {bound} {low:g} and at most {high:g}, got {value:g}"
-        raise invalid_value(text, param or name)
-    return float(value)
-
-
-def _first(*values: _Value | None) -> _Value:
-    """The first that is given; the last one is the default and always is."""
-    return next(value for value in values if value is not None)
-
-
-def _check_depth(value: Body) -> None:
-    """Nesting is bounded without recursion: level by level over containers only."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        children: list[Any] = []
-        for container in level:
-            items = container.values() if isinstance(container, dict) else container
-            children.extend(item for item in items if isinstance(item, (dict, list)))
-        if not children:
-            return
-        level = children
-    raise ApiError(400, "invalid_json", f"the request body is nested deeper than {MAX_DEPTH} levels")
+    if not isinstance(flow, dict) or flow.get("mode") != "ack":
+        raise invalid_value('flow must be an object with the mode "ack"', "flow")
+    if not stream:
+        raise invalid_value("flow needs stream to be true", "flow")
+    window = integer(flow, "window", 1, MAX_WINDOW)
+    if window is None:
+        raise missing_parameter("flow.window")
+    return window

@@ -42,6 +42,7 @@ def serving(
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
     ready: bool = True,
     model_id: str | None = None,
+    session_dir: str | None = None,
 ) -> Iterator[Running]:
     """Run a server until the block ends; `ready` waits for the engine to be loaded."""
     started = threading.Event()
@@ -53,7 +54,9 @@ def serving(
 
     async def body() -> None:
         sockets = listen.bind("127.0.0.1", 0)
-        service = Service(Config(model="models/fake.l3r", model_id=model_id), sockets)
+        service = Service(
+            Config(model="models/fake.l3r", model_id=model_id, session_dir=session_dir), sockets
+        )
         box.append(Running(service.address, service, asyncio.get_running_loop()))
         running = asyncio.ensure_future(service.run(load))
         if ready:

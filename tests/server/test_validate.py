@@ -10,7 +10,8 @@ import pytest
 
 from cecilia.sampler import SamplingParams
 from server.errors import ApiError
-from server.openai.validate import ChatCall, parse_chat, parse_json
+from server.fields import parse_json
+from server.openai.validate import ChatCall, parse_chat
 
 DEFAULTS = {"temperature": 0.6, "top_p": 0.92, "top_k": 30}
 USER = {"role": "user", "content": "hi"}
