@@ -25,7 +25,7 @@ from cecilia.engine.recipes import DEFAULT_PROFILE
 from cecilia.engine.window import cache_costs
 from cecilia.errors import CeciliaError
 from tools.bench import report
-from tools.soak import Client, Held, Server, SoakError, request
+from tools.soak import PATIENCE, Client, Held, Server, SoakError, request
 
 POLL_SECONDS = 0.5
 TEMPLATE_TOKENS = 256  # room for the chat template and the answer
@@ -68,10 +68,16 @@ def settled(server: Server) -> int:
 
 
 def ask(server: Server, tokens: int, seed: int) -> Client:
-    """Send the prompt; the answer streams."""
+    """Send the prompt; the answer streams. Raises SoakError when the server does not take it."""
     head, body = request(stream=True, tokens=ANSWER, text=text_of(tokens, seed))
     client = Client(server.address)
     client.send(head + body)
+    sent = time.monotonic()
+    while "generation" not in health(server):  # it is not there at once
+        if time.monotonic() - sent > PATIENCE:
+            client.close()
+            raise SoakError("the server did not take the prompt: " + "".join(server.log[-1:]).strip())
+        time.sleep(0.005)
     return client
 
 
