@@ -91,12 +91,20 @@ class Machine:
         return f"/{_EMULATOR}/{loader} --library-path /{_EMULATOR} {command}" if libraries else command
 
     def start(
-        self, bundle: Path, command: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        bundle: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        through: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """Start a command of the machine; the process that is returned is the command's own."""
+        """Start a command of the machine, by a program of the real one if `through` names it.
+
+        The process that is returned is the command's own.
+        """
         return subprocess.Popen(
             [
-                shutil.which("unshare") or "unshare",
+                *(shutil.which(word) or word for word in (*through, "unshare")),
                 "--mount",
                 "/bin/sh",
                 "-ec",
@@ -119,10 +127,11 @@ class Machine:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
+        through: Sequence[str] = (),
         timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        with self.start(bundle, command, environment) as process:
+        with self.start(bundle, command, environment, through=through) as process:
             try:
                 out, errors = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:

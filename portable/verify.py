@@ -198,22 +198,20 @@ def _broken(machine: Machine, bundle: Path) -> Iterator[tuple[str, str]]:
     victim = copy / "site/numpy/__init__.pyc"
     whole = victim.read_bytes()
     victim.unlink()
-    yield "lacks a file", _refusal(machine, copy, [])
+    yield "lacks a file", _refusal(machine, copy, "damaged_bundle", [])
     victim.write_bytes(_flipped(whole))
-    yield "flipped byte", _refusal(machine, copy, ["--check"])
+    yield "flipped byte", _refusal(machine, copy, "damaged_bundle", ["--check"])
     victim.write_bytes(whole)
-    uname = machine.root / "other/uname"
-    uname.parent.mkdir()
-    uname.write_text("#!/bin/sh\necho riscv64\n", encoding="utf-8")
-    uname.chmod(0o755)
-    yield "wrong machine", _refusal(machine, copy, [], {"PATH": "/other:/bin", "CECILIA_RUNNER": ""})
+    # Another architecture's bundle is refused without its emulator; this one's where the kernel says 32 bits.
+    without = {"CECILIA_RUNNER": ""}
+    yield "wrong machine", _refusal(machine, copy, "wrong_architecture", [], without, through=("linux32",))
 
 
 def _flipped_single(machine: Machine, bundle: Path) -> str:
     file = machine.root / "opt/cecilia.run"
     file.write_bytes(_flipped(file.read_bytes()))
     done = machine.run(bundle, ["/opt/cecilia.run", "--extract", "/tmp/extracted"])
-    return _one_line(done)
+    return _one_line(done, "damaged_file")
 
 
 def _flipped(data: bytes) -> bytes:
@@ -222,15 +220,22 @@ def _flipped(data: bytes) -> bytes:
 
 
 def _refusal(
-    machine: Machine, bundle: Path, flags: list[str], environment: dict[str, str] | None = None
+    machine: Machine,
+    bundle: Path,
+    code: str,
+    flags: list[str],
+    environment: dict[str, str] | None = None,
+    through: Sequence[str] = (),
 ) -> str:
     environment = {"CECILIA_MODELS": "/models", **(environment or {})}
-    return _one_line(machine.run(bundle, [f"{Machine.BUNDLE}/cecilia-server", *flags], environment))
+    command = [f"{Machine.BUNDLE}/cecilia-server", *flags]
+    return _one_line(machine.run(bundle, command, environment, through=through), code)
 
 
-def _one_line(done: subprocess.CompletedProcess[str]) -> str:
+def _one_line(done: subprocess.CompletedProcess[str], code: str) -> str:
     lines = (done.stdout + done.stderr).splitlines()
-    _require(done.returncode != 0 and len(lines) == 1, f"exit code {done.returncode}, it said: {lines}")
+    right = done.returncode != 0 and len(lines) == 1 and lines[0].startswith(f"error: {code}: ")
+    _require(right, f"exit code {done.returncode}, it said: {lines}")
     return f"refused: {lines[0]}"
 
 
