@@ -19,7 +19,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-conversion bench-roofline bench-layout bench-long bench-start bundle test-bundle soak clean
+.PHONY: help run build test test-aarch64 lint quality bench bench-peers bench-neighbour bench-quantisations bench-recipes bench-memory bench-conversion bench-roofline bench-layout bench-long bench-sessions bench-start bundle test-bundle soak clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [ARGS="..."] [PYTHON=python3.12] [JOBS=2]'
@@ -65,6 +65,9 @@ bench-memory: build ## what long sessions of Ling-3.0-tiny take with every cache
 
 bench-conversion: build ## memory and time of converting Ling-3.0, and whether its two layouts give one result
 	@$(PY) -m tools.bench.conversion $(ARGS)
+
+bench-sessions: build $(MODEL) ## what it costs to go on with what is kept: follow-ups, branches, forks, snapshots
+	@$(PY) -m tools.bench.sessions $(ARGS)
 
 bench-roofline: build $(MODEL) ## where the time of a step goes, beside the machine's peaks
 	@$(PY) -m tools.bench.roofline $(ARGS)

@@ -27,6 +27,7 @@ TARGETS = [
     "bench-recipes",
     "bench-memory",
     "bench-conversion",
+    "bench-sessions",
     "bench-roofline",
     "bench-long",
     "bench-start",

@@ -88,11 +88,21 @@ def load_runner(
     threads: int | None = None,
     weights: str = "auto",
     force_context: bool = False,
+    cache_bytes: int | None = None,
 ) -> Runner:
     """Load a model for token ids only; the file needs no tokenizer. Arguments and errors as for `load`."""
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path))
-        runner = _runner(file, profile, context, threads, weights, _silent, force_context=force_context)
+        runner = _runner(
+            file,
+            profile,
+            context,
+            threads,
+            weights,
+            _silent,
+            force_context=force_context,
+            cache=cache_bytes,
+        )
         on_error.pop_all()
     return runner
 
