@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +21,9 @@ from tests.server.fake_engine import PATIENCE, FakeEngine, Hold
 from tests.server.fakes import Answer, FakeClock, FakeTransport, read_answers
 
 CREATED = 1_700_000_000
+
+MakeDesk = Callable[..., Any]
+"""The fixture of that name: an awaitable ready `Desk` whose engine has the given settings."""
 
 
 class Desk:

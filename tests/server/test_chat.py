@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
 
@@ -15,8 +14,8 @@ import pytest
 from cecilia.engine.job import TokenLogprob
 from server.openai import objects
 from server.openai.chat import COMMENT_SECONDS
-from tests.server.desk import CREATED, Desk, chunks, error_of, events, numeric_error, reached
-from tests.server.fake_engine import FakeEngine, Hold
+from tests.server.desk import CREATED, Desk, MakeDesk, chunks, error_of, events, numeric_error, reached
+from tests.server.fake_engine import Hold
 
 USAGE = {
     "prompt_tokens": 6,
@@ -36,21 +35,6 @@ TIMINGS = {
     "predicted_per_second": 100.0,
 }
 SCRIPT = [("", "hm"), "Hello", " world"]
-
-MakeDesk = Callable[..., Any]
-
-
-@pytest.fixture
-async def make_desk() -> AsyncIterator[MakeDesk]:
-    desks: list[Desk] = []
-
-    async def make(**settings: Any) -> Desk:
-        desks.append(Desk(FakeEngine(**settings)))
-        return await desks[-1].ready()
-
-    yield make
-    for desk in desks:
-        desk.close()
 
 
 async def test_an_answer_in_one_piece(make_desk: MakeDesk) -> None:
