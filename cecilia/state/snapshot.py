@@ -22,14 +22,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, Any
 
 from cecilia._kernels.buffer import Fixed
 from cecilia.errors import RequestError
 from cecilia.state.pages import POSITIONS, Checkpoint, PagePool, PageTable
 from cecilia.state.sequence import Sequence
+
+if TYPE_CHECKING:  # not among the dependencies; type checkers know it
+    from typing_extensions import Buffer
 
 MAGIC = b"CECSNAP\n"
 VERSION = 1

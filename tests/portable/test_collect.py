@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from portable.collect import _NO_STDLIB, copy, files, keeps_own, keeps_stdlib, keeps_wheel
+from portable.wheels import locked
 
 # Every module of ours, and one conversion and one chat template, with the left-out modules made unimportable.
 _PROGRAM = """\
@@ -30,8 +33,22 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+def canonical(name: str) -> str:
+    """A distribution's name as PEP 503 normalises it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_nothing_of_ours_needs_what_is_left_out(root: Path) -> None:
-    blocked = " ".join(sorted([*_NO_STDLIB, "huggingface_hub", "requests"]))
+    inside = {canonical(name) for name in locked("core")}
+    # Whatever else is installed here, for the tests or as a dependency, is not in a bundle either.
+    outside = {
+        name
+        for name, owners in packages_distributions().items()
+        if name.isidentifier() and not inside & {canonical(owner) for owner in owners}
+    }
+    assert "pytest" in outside
+    assert "numpy" not in outside
+    blocked = " ".join(sorted(_NO_STDLIB | outside))
     done = subprocess.run(
         [sys.executable, "-S", "-c", _PROGRAM, blocked],
         cwd=root,
