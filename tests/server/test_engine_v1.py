@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,11 +207,10 @@ def test_credit_holds_the_engine_and_changes_no_text(client: Client) -> None:
 
 
 def _until(client: Client, state: str) -> Any:
-    for _ in range(2000):
-        status = client.engine("generation/status")
-        if status["state"] == state:
-            return status
-    raise AssertionError(f"never {state}: {status}")
+    deadline = time.monotonic() + PATIENCE
+    while (status := client.engine("generation/status"))["state"] != state:
+        assert time.monotonic() < deadline, f"never {state}: {status}"
+    return status
 
 
 def test_a_pause_stands_still_and_a_resumption_goes_on(client: Client) -> None:
