@@ -39,12 +39,12 @@ class Sequence:
         return len(self.tokens)
 
     def common(self, tokens: Tokens[int]) -> int:
-        """How many tokens at the start of both are the same."""
+        """How many tokens at the start of both are the same; from any thread while others append."""
         held, end = self.tokens, min(len(self.tokens), len(tokens))
         first = 0
         while first + _BLOCK <= end and held[first : first + _BLOCK] == list(tokens[first : first + _BLOCK]):
             first += _BLOCK
-        pairs = zip(held[first:end], tokens[first:end], strict=True)
+        pairs = zip(held[first:end], tokens[first:end], strict=False)  # it may get shorter, too
         return min(end, first + sum(1 for _ in takewhile(_equal, pairs)))
 
     def reusable(self, common: int) -> int:

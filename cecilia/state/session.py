@@ -89,6 +89,9 @@ class Session:
         if found is None or (here, self.running.name == name) >= (count, found.name == name):
             found, count = self.running, here
         goes_on = count == len(found) and found.name in (None, name)
+        if found is self.running and not goes_on:
+            self.checkpoint()  # a branch cannot take the state at hand along
+            count = found.reusable(count)
         if count == 0:
             self._switch(self._new(salt), 0)
         elif not goes_on:

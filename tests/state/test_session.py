@@ -255,3 +255,22 @@ def test_a_checkpoint_without_room_is_none() -> None:
     session.checkpoint()
     assert session.running.checkpoints == {}
     assert session.sync([1, 2]) == 1  # the state at hand serves all the same
+
+
+def test_a_recurrent_session_is_branched_off_where_it_stands() -> None:
+    """Its state is at hand without a checkpoint, but another request needs one of its own to go on from."""
+    _, _, session = make(state_bytes=64)
+    session.sync([1, 2], name="mine")
+    session.evaluate([1, 2])
+    mine = session.running
+    assert session.sync([1, 2, 3]) == 2
+    assert (session.running is mine, session.tokens, memoryview(session.fixed)[0]) == (False, [1, 2], 1)
+    assert session.cache.named("mine") is mine
+
+
+def test_without_room_for_a_checkpoint_another_request_starts_again() -> None:
+    _, _, session = make(pages=1, state_bytes=64)
+    session.sync([1, 2], name="mine")
+    session.evaluate([1, 2])
+    assert session.sync([1, 2, 3]) == 0
+    assert (session.tokens, any(memoryview(session.fixed))) == ([], False)
