@@ -102,6 +102,7 @@ class Job:
         self._finished: Finished | None = None
         self._error: Exception | None = None
         self._news = asyncio.Event()
+        self._let_go = asyncio.Event()
         self._done = False
 
     # -- on the loop --------------------------------------------------------------------------------------
@@ -140,6 +141,10 @@ class Job:
                 assert self._finished is not None
                 return self._finished
             await self._news.wait()
+
+    async def let_go(self) -> None:
+        """Wait until the engine is done with it."""
+        await self._let_go.wait()
 
     @property
     def queued(self) -> int:
@@ -185,6 +190,7 @@ class Job:
         self._news.set()
         if ended and not self._done:
             self._done = True
+            self._let_go.set()
             self._on_done()
 
     # -- on the engine thread -----------------------------------------------------------------------------

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from cecilia.engine.job import ChatRequest
 from cecilia.errors import CeciliaError
@@ -22,6 +23,8 @@ from server.worker import Engine, Worker
 
 SCOPES = ("all", "idle", "session")
 
+T = TypeVar("T")
+
 
 class CacheRoutes:
     """Needs the engine thread only to change something, and gets it between two steps of a generation."""
@@ -29,7 +32,8 @@ class CacheRoutes:
     def __init__(self, worker: Worker, session_dir: Path | None) -> None:
         self._worker = worker
         self._session_dir = session_dir
-        self._writing = asyncio.Lock()  # two writes of one session would share a file
+        self._files = asyncio.Lock()  # two writes of one session would share a file
+        self._at_work: set[asyncio.Task[Object]] = set()
 
     async def probe(self, body: Body) -> Object:
         """POST cache/probe: what a prompt would find. The engine thread is not asked."""
@@ -40,8 +44,7 @@ class CacheRoutes:
             tokens = tokens_of(engine, body)
             return asdict(engine.sessions.probe(tokens, salt=salt, name=name))
 
-        found: Object = await _answered(asyncio.to_thread(look))
-        return found
+        return await _answered(asyncio.to_thread(look))
 
     async def status(self) -> Object:
         """GET cache/status. The engine thread is not asked."""
@@ -78,8 +81,10 @@ class CacheRoutes:
 
     async def save_session(self, name: str) -> Object:
         """Write the snapshot of session `name`; the engine goes on meanwhile."""
-        path = self._path(name)
-        async with self._writing:
+        return await self._to_its_end(self._save(name, self._path(name)))
+
+    async def _save(self, name: str, path: Path) -> Object:
+        async with self._files:
             snapshot = await _answered(self._worker.call(lambda engine: engine.sessions.freeze(name)))
             tokens = len(snapshot.sequence)
             nbytes = await _answered(asyncio.to_thread(snapshot.write, path))
@@ -91,12 +96,28 @@ class CacheRoutes:
 
     async def restore_session(self, name: str) -> Object:
         """Read the snapshot of session `name`; it is checked before the engine is asked for anything."""
-        path = self._path(name)
+        return await self._to_its_end(self._restore(name, self._path(name)))
+
+    async def _restore(self, name: str, path: Path) -> Object:
+        def adopt(engine: Engine) -> Object:
+            entry = engine.sessions.restore(file, name)
+            return asdict(entry) | {"resumable": engine.sessions.resumable(name)}
+
         with await _answered(asyncio.to_thread(SnapshotFile, path)) as file:
             await _answered(asyncio.to_thread(file.verify))
-            entry = await _answered(self._worker.call(lambda engine: engine.sessions.restore(file, name)))
-            resumable = await _answered(self._worker.call(lambda engine: engine.sessions.resumable(name)))
-        return asdict(entry) | {"resumable": resumable}
+            return await _answered(self._worker.call(adopt))
+
+    async def _to_its_end(self, work: Coroutine[object, object, Object]) -> Object:
+        """`work` in a task of its own: a client that goes away must not take a file from under a thread."""
+        task = asyncio.ensure_future(work)
+        self._at_work.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Object]) -> None:
+        self._at_work.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to the client, if there still is one
 
     def saved(self, name: str) -> bool:
         """Whether session `name` has a snapshot."""
@@ -126,7 +147,7 @@ def tokens_of(engine: Engine, body: Body) -> tuple[int, ...]:
     return engine.tokens(request)
 
 
-async def _answered(pending: Any) -> Any:
+async def _answered(pending: Awaitable[T]) -> T:
     """What `pending` gives; an engine's error as the answer it makes."""
     try:
         return await pending

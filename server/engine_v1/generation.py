@@ -51,11 +51,10 @@ def ack(generations: Generations, body: Body) -> Object:
     """POST flow/ack: all events up to `seq` have arrived."""
     name, seq = string(body, "generation_id"), integer(body, "seq", 0, MAX_SEQ)
     window = integer(body, "window", 1, MAX_WINDOW)
-    for field, value in (("generation_id", name), ("seq", seq)):
-        if value is None:
-            raise missing_parameter(field)
-    assert name is not None
-    assert seq is not None
+    if name is None:
+        raise missing_parameter("generation_id")
+    if seq is None:
+        raise missing_parameter("seq")
     if (ended := generations.ended(name)) is not None:
         return ended | {"generation_id": name, "advanced": False}
     active = generations.find(name)

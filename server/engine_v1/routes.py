@@ -18,10 +18,11 @@ from server.http.exchange import Exchange
 from server.http.responses import json_response
 from server.openai.chat import ChatService
 from server.openai.objects import Object
-from server.worker import Engine
+from server.worker import Engine, Job
 
 Route = Callable[[Exchange], Awaitable[None]]
 PREFIX = "/engine/v1/"
+FINISH_SECONDS = 10.0
 
 
 class EngineRoutes:
@@ -95,16 +96,18 @@ class EngineRoutes:
                 log.warning("session_not_restored", session=name, code=error.code, reason=error.message)
 
     async def finish(self) -> None:
-        """Wait for the snapshots that are being written."""
-        await asyncio.gather(*self._saving)
+        """Wait for the snapshots that are being written, but not for an engine that does not end its step."""
+        if self._saving:
+            await asyncio.wait(self._saving, timeout=FINISH_SECONDS)
 
-    def _keep(self, name: str) -> None:
-        """Write the session's snapshot once the engine has let go of it; one at a time for each request."""
-        task = asyncio.ensure_future(self._save(name))
+    def _keep(self, name: str, job: Job) -> None:
+        """Write the session's snapshot once the engine has let go of it."""
+        task = asyncio.ensure_future(self._save(name, job))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 
-    async def _save(self, name: str) -> None:
+    async def _save(self, name: str, job: Job) -> None:
+        await job.let_go()
         try:
             saved = await self._cache.save_session(name)
             log.info("session_saved", session=name, tokens=saved["tokens"], bytes=saved["bytes"])

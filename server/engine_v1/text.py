@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from cecilia.errors import CeciliaError
 from server.engine_v1.cache import tokens_of
@@ -43,8 +44,8 @@ async def detokenize(engine: Engine, body: Body) -> Object:
     return await _off_the_loop(lambda: {"text": engine.decode(tokens)[0]})
 
 
-async def _off_the_loop(work: object) -> Object:
+async def _off_the_loop(work: Callable[[], Object]) -> Object:
     try:
-        return await asyncio.to_thread(work)  # type: ignore[arg-type]
+        return await asyncio.to_thread(work)
     except CeciliaError as error:
         raise from_engine(error) from error

@@ -52,7 +52,7 @@ class ChatService:
     model_id: str
     wall_clock: Callable[[], float] = time.time
     before: Callable[[str], Awaitable[None]] | None = None
-    after: Callable[[str], None] | None = None
+    after: Callable[[str, Job], None] | None = None
     generations: Generations = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ async def chat_completions(service: ChatService, exchange: Exchange) -> None:
         # Whatever ended this request ends its job; the slot is free once the engine has let go.
         job.cancel()
         if session is not None and service.after is not None:
-            service.after(session)
+            service.after(session, job)
 
 
 async def _parse(service: ChatService, body: bytes, engine: Engine) -> ChatCall:
