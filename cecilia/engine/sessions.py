@@ -165,6 +165,7 @@ class Sessions:
         former = self._named(name)
         if former is self._session.running and self._interrupted() is not None:
             raise RequestError("in_use", f"session {name!r} is at work", param="session_id")
+        prompt = self._noted(file, name)
         try:
             sequence = self._session.build(file.sequence)
         except MemoryLimitError as error:
@@ -172,11 +173,19 @@ class Sessions:
         self._suspended.pop(name, None)
         if former is not None:
             self._forget(former)
-        if note := file.note["generation"]:
-            self._suspended[name] = prompt_of(note, file.blob("logits"), name)
+        if prompt is not None:
+            self._suspended[name] = prompt
         sequence.name = name
         self._session.cache.add(sequence)
         return self._entry(sequence)
+
+    def _noted(self, file: SnapshotFile, name: str) -> Prompt | None:
+        """The interrupted generation in `file`, if there is one."""
+        note = file.note.get("generation")
+        if note is None:
+            return None
+        window, vocab = self._runner.context, self._runner.vocab
+        return prompt_of(note, file.blob("logits"), name, vocab=vocab, window=window)
 
     def resumable(self, name: str) -> bool:
         """Whether session `name` has a restored generation to go on with."""

@@ -13,6 +13,7 @@ import numpy as np
 from cecilia._kernels import isa
 from cecilia.engine.job import ChatRequest, Prompt, TokenLogprob
 from cecilia.engine.runner import Runner
+from cecilia.errors import RequestError
 from cecilia.sampler import SamplingParams
 
 KERNELS = "1"
@@ -51,8 +52,27 @@ def note_of(prompt: Prompt) -> tuple[dict[str, Any], dict[str, bytes]]:
     return note, blobs
 
 
-def prompt_of(note: Mapping[str, Any], logits: bytes | None, name: str) -> Prompt:
-    """The generation that `note_of` noted, as one of session `name`."""
+def prompt_of(note: Mapping[str, Any], logits: bytes | None, name: str, *, vocab: int, window: int) -> Prompt:
+    """The generation that `note_of` noted, as one of session `name`, within `window` tokens.
+
+    Raises RequestError `snapshot_damaged` for a note that is none of a model with `vocab` tokens, and
+    `snapshot_mismatch` for one that fills the window.
+    """
+    try:
+        prompt = _prompt_of(note, logits, name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError("snapshot_damaged", f"the snapshot's generation is damaged: {error!r}") from error
+    tokens = (*prompt.tokens, *prompt.generated)
+    if not prompt.tokens or not all(type(token) is int and 0 <= token < vocab for token in tokens):
+        raise RequestError("snapshot_damaged", f"the snapshot's generation is of no model of {vocab} tokens")
+    if len(tokens) >= window:
+        raise RequestError(
+            "snapshot_mismatch", f"the snapshot's generation is at {len(tokens)} tokens, the window {window}"
+        )
+    return replace(prompt, max_tokens=min(prompt.max_tokens, window - len(prompt.tokens)))
+
+
+def _prompt_of(note: Mapping[str, Any], logits: bytes | None, name: str) -> Prompt:
     sampling = note["sampling"] | {"logit_bias": tuple(map(tuple, note["sampling"]["logit_bias"]))}
     request = ChatRequest(
         [],

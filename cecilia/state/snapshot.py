@@ -159,6 +159,9 @@ class SnapshotFile:
         try:
             self._header, data = self._read_header()
             self._places = self._layout(data)
+        except (KeyError, TypeError, ValueError) as error:
+            os.close(self._fd)
+            raise _damaged(f"its header is not one of this version: {error!r}") from error
         except BaseException:
             os.close(self._fd)
             raise

@@ -13,6 +13,7 @@ import pytest
 from cecilia.engine.generate import Engine
 from cecilia.engine.job import ChatRequest, Delta, Event, Finished, Prompt
 from cecilia.engine.load import load
+from cecilia.engine.snapshots import note_of
 from cecilia.errors import RequestError
 from cecilia.sampler import SamplingParams
 from cecilia.state.snapshot import SnapshotFile
@@ -271,6 +272,66 @@ def test_an_interrupted_generation_is_delivered_to_its_end(
     with pytest.raises(RequestError) as refusal:
         another.prepare(ChatRequest([], SamplingParams(), None, session_id="one", continues=True))
     assert refusal.value.code == "generation_not_resumable"
+
+
+def interrupted(engine: Engine, path: Path, request: ChatRequest, polls: int) -> None:
+    """Save `request`'s session between two steps, and give it up."""
+    asked = 0
+
+    def poll() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == polls:
+            save(engine, "one", path)
+        return asked == polls
+
+    engine.generate(engine.prepare(request), lambda _: None, poll)
+
+
+def test_a_smaller_window_cuts_what_is_left_of_a_generation(files: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "one.snapshot"
+    wide = load(files["llama"], threads=1, context=1024)
+    endless = SamplingParams(temperature=0.8, seed=7, logit_bias=((256, -100.0), (258, -100.0)))  # no end
+    request = turn("sea", session_id="one", max_tokens=500, sampling=endless)
+    interrupted(wide, path, request, polls=6)
+    wide.close()
+    goes_on = ChatRequest([], SamplingParams(), None, session_id="one", continues=True)
+    narrow = load(files["llama"], threads=1, context=160)
+    restore(narrow, "one", path)
+    prompt = narrow.prepare(goes_on)
+    assert len(prompt.tokens) + prompt.max_tokens == 160
+    _, finished = proceed(narrow, prompt)
+    assert finished.cause == "length"
+    assert len(runner_of(narrow).session.tokens) <= 160
+    narrow.close()
+    held = len(prompt.tokens) + len(prompt.generated)
+    full = load(files["llama"], threads=1, context=held)
+    with pytest.raises(RequestError, match=f"at {held} tokens, the window {held}") as refusal:
+        restore(full, "one", path)
+    assert refusal.value.code == "snapshot_mismatch"
+    assert full.sessions.entries() == []
+    full.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tokens": [1, 2, 9999]}, {"tokens": [-1]}, {"tokens": []}, {"stop": None}, {"sampling": {"x": 1}}],
+)
+def test_a_generation_that_is_none_is_refused(
+    tmp_path: Path, files: dict[str, Path], change: dict[str, Any]
+) -> None:
+    path = tmp_path / "one.snapshot"
+    engine = load(files["llama"], threads=1, context=1024)
+    request = turn("sea", session_id="one")
+    run(engine, request)
+    frozen = engine.sessions.freeze("one")
+    note, _ = note_of(replace(engine.prepare(request), generated=(1, 2)))
+    replace(frozen, note={"session": "one", "generation": note | {"prompt_tokens": 1} | change}).write(path)
+    with pytest.raises(RequestError) as refusal:
+        restore(engine, "one", path)
+    assert refusal.value.code == "snapshot_damaged"
+    assert engine.sessions.entries()[0].session_id == "one"  # as it was
+    engine.close()
 
 
 def test_nothing_to_go_on_with_is_refused(start: Callable[..., Engine]) -> None:

@@ -183,6 +183,9 @@ def rewritten(path: Path, change: Callable[[dict[str, object]], None]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"sections": None},
+        {"sections": [{"kind": "tokens"}]},
+        {"page_bytes": "many"},
         {"tokens": 151},
         {"tokens": 0},
         {"tokens": -1},
@@ -190,7 +193,7 @@ def rewritten(path: Path, change: Callable[[dict[str, object]], None]) -> None:
         {"page_bytes": 128},
     ],
 )
-def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
+def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "a.snapshot"
     snapshot().write(path)
     rewritten(path, lambda header: header.update(change))
