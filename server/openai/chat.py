@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cecilia.engine.job import Delta, Finished, Prefill, Prompt
 from cecilia.errors import CeciliaError
@@ -127,6 +127,10 @@ async def _answer(
         ticket.prompt_left = len(prompt.tokens) - prompt.cached_tokens
         ticket.limit = prompt.max_tokens
         active.prompt_tokens, active.cached_tokens = len(prompt.tokens), prompt.cached_tokens
+        if call.engine.continues:  # what it was asked with then is what holds
+            asked = prompt.request
+            completion = replace(completion, include_logprobs=asked.logprobs is not None)
+            call = replace(call, seed=asked.sampling.seed)
         follow = _Follower(ticket, service.generations, active)
         if call.stream:
             finished = await _Stream(service, exchange, completion, active, follow).run(call, prompt)

@@ -116,6 +116,12 @@ class Stream:
         return "".join("".join(delta.get(part) or "" for delta in deltas) + "|" for part in parts)
 
     @property
+    def entries(self) -> list[Any]:
+        """The log-probabilities of all tokens."""
+        found = [choice.get("logprobs") for chunk in self.chunks for choice in chunk["choices"]]
+        return [entry for each in found if each for entry in each["content"]]
+
+    @property
     def seqs(self) -> list[int]:
         return [chunk["cecilia"]["seq"] for chunk in self.chunks if "seq" in chunk.get("cecilia", {})]
 
@@ -224,7 +230,8 @@ def test_a_pause_stands_still_and_a_resumption_goes_on(client: Client) -> None:
     client.engine("flow/ack", {"generation_id": stream.id, "seq": 1, "window": 1000})
     assert client.engine("generation/status")["state"] == "paused"
     assert client.engine("cache/probe", {"messages": SEA})["common_tokens"] > 0
-    assert client.engine("cache/clear", {"scope": "idle"})["removed"] >= 0  # the engine takes calls meanwhile
+    assert client.engine("cache/clear", {"scope": "idle"})["removed"] == 1  # the engine takes calls meanwhile
+    assert [entry["kind"] for entry in client.engine("cache/status")["entries"]] == ["live"]
     assert client.refused("/engine/v1/cache/clear", {}) == (409, "in_use")
     assert client.refused("/v1/chat/completions", {"messages": SEA}) == (429, "server_busy")
     assert client.engine("generation/resume", {})["changed"]
@@ -304,16 +311,17 @@ def test_a_damaged_snapshot_is_refused_and_its_turn_answered(model: Path, tmp_pa
         client.engine("cache/save", {"session_id": "mine"})
     path = tmp_path / "mine.snapshot"
     data = path.read_bytes()
-    path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:] if data[-9] else data[:-4096])
+    path.write_bytes(data[:-4096])
     with running(model, tmp_path) as client:
         assert client.refused("/engine/v1/cache/restore", {"session_id": "mine"}) == (409, "snapshot_damaged")
         assert client.chat(SEA, session_id="mine")["choices"] == expected
 
 
 def test_an_interrupted_generation_is_delivered_after_a_restart(model: Path, tmp_path: Path) -> None:
-    flow = {"flow": {"mode": "ack", "window": 7}, "session_id": "mine", "stop": ["zzz"]}
+    asked = {"stop": ["zzz"], "logprobs": True, "top_logprobs": 1}
+    flow = {"flow": {"mode": "ack", "window": 7}, "session_id": "mine"} | asked
     with running(model) as client:
-        whole = client.stream(SEA)
+        whole = client.stream(SEA, **asked)
         whole.rest()
     with running(model, tmp_path) as client:
         stream = client.stream(SEA, **flow)
@@ -331,7 +339,9 @@ def test_an_interrupted_generation_is_delivered_after_a_restart(model: Path, tmp
         go_on = {"session_id": "mine", "continue_generation": True}
         rest = client.stream([], **go_on)
         rest.rest()
+        assert rest.chunks[-1]["cecilia"]["seed"] == 5
         assert _joined(stream, rest) == whole.text
+        assert stream.entries == whole.entries
         status, answer, _ = client.ask("/v1/chat/completions", go_on)
         assert (status, answer["error"]["code"]) == (409, "generation_not_resumable")
         missing = go_on | {"session_id": "x"}
