@@ -34,3 +34,12 @@ def test_a_prompt_that_is_not_taken_is_told_with_the_log(
     monkeypatch.setattr(long_prompt, "PATIENCE", 0.0)
     with pytest.raises(SoakError, match="did not take the prompt: request_refused"):
         long_prompt.ask(server, 8, seed=1)
+
+
+def test_memory_is_told_beyond_what_is_kept() -> None:
+    mib = 1 << 20
+    samples = [long_prompt.Sample(8.0 * i, 100 * i, (500 + 7 * i) * mib, 5 * i * mib) for i in (4, 8)]
+    assert long_prompt.table(samples, 800, 490 * mib)[2:] == [
+        "| 400 | 32.0 | 12.5 | 528 | 20 | 18 |",
+        "| 800 | 64.0 | 12.5 | 556 | 40 | 26 |",
+    ]

@@ -3,8 +3,8 @@
 
     python -m tools.bench.long_prompt MODEL.l3r --tokens 32768 [--profile int8-v1 --threads 2]
 
-Memory is compared with what the cache of the tokens read so far takes by its formula. A second prompt is
-given up in the middle: until the server is free again a chunk of the prompt may pass, and no more.
+Memory is compared with what the server says that its pages and checkpoints take. A second prompt is given up
+in the middle: until the server is free again a chunk of the prompt may pass, and no more.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the server: seconds since the request, prompt tokens read, its resident memory in bytes."""
+    """One look at the server: seconds since the request, prompt tokens read, its resident memory in bytes, and
+    what of it is kept of tokens, in pages and checkpoints."""
 
     seconds: float
     read: int
     resident: int
+    kept: int
 
 
 def text_of(tokens: int, seed: int) -> str:
@@ -49,8 +51,13 @@ def text_of(tokens: int, seed: int) -> str:
 
 def health(server: Server) -> dict[str, Any]:
     """What /health says."""
+    return get(server, "/health")
+
+
+def get(server: Server, path: str) -> dict[str, Any]:
+    """The JSON object at `path`."""
     client = Client(server.address)
-    client.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    client.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     try:
         found: dict[str, Any] = json.loads(client.finish().body)
     finally:
@@ -88,7 +95,8 @@ def watch(server: Server, total: int) -> Iterator[Sample]:
         seconds = time.monotonic() - started
         left, begun = int(generation["prompt_left"]), generation["prompt_left"] or generation["completion"]
         if begun:  # the prompt has been made into tokens
-            yield Sample(seconds, total - left, Held.of(server.pid).rss_kib * 1024)
+            kept = get(server, "/engine/v1/memory")["cache"]["allocated_bytes"]
+            yield Sample(seconds, total - left, Held.of(server.pid).rss_kib * 1024, int(kept))
         if begun and left == 0:
             return
         time.sleep(POLL_SECONDS)
@@ -123,20 +131,23 @@ def give_up(server: Server, tokens: int) -> float:
     return time.monotonic() - left
 
 
-def table(samples: Sequence[Sample], tokens: int, idle: int, bytes_per_token: float) -> list[str]:
-    """An eighth of the prompt a row; memory beyond the idle server and the cache of what was read."""
-    rows = ["| read | seconds | tok/s since the row before | resident MiB | beyond idle and cache MiB |"]
-    rows.append("|" + "---|" * 5)
-    before = Sample(0.0, 0, idle)
+def table(samples: Sequence[Sample], tokens: int, idle: int) -> list[str]:
+    """An eighth of the prompt a row; memory beyond the idle server and what is kept of the tokens read."""
+    rows = [
+        "| read | seconds | tok/s since the row before | resident MiB | kept MiB | beyond idle and kept MiB |"
+    ]
+    rows.append("|" + "---|" * 6)
+    before = Sample(0.0, 0, idle, 0)
     for eighth in range(1, 9):
         reached = [sample for sample in samples if sample.read >= tokens * eighth // 8]
         if not reached or reached[0] == before:
             continue
         now = reached[0]
         speed = (now.read - before.read) / max(now.seconds - before.seconds, 1e-9)
-        beyond = (now.resident - idle - now.read * bytes_per_token) / MIB
+        beyond = (now.resident - idle - now.kept) / MIB
         rows.append(
-            f"| {now.read} | {now.seconds:.1f} | {speed:.1f} | {now.resident / MIB:.0f} | {beyond:.0f} |"
+            f"| {now.read} | {now.seconds:.1f} | {speed:.1f} | {now.resident / MIB:.0f} | {now.kept / MIB:.0f} | "
+            f"{beyond:.0f} |"
         )
         before = now
     return rows
@@ -157,7 +168,7 @@ def measure(args: argparse.Namespace) -> str:
     chunk = DEFAULT_CHUNK / (samples[-1].read / samples[-1].seconds)
     facts = [f"`{report.command('tools.bench.long_prompt', args.argv)}`", f"{cost} bytes of cache a token"]
     body = [
-        *table(samples, args.tokens, idle, cost),
+        *table(samples, args.tokens, idle),
         "",
         f"- the client saw {len(said)} comments, among them `{said[len(said) // 2] if said else 'none'}`",
         f"- given up in the middle of a prompt: free after {seconds:.2f} s; "
