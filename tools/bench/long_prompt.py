@@ -133,10 +133,8 @@ def give_up(server: Server, tokens: int) -> float:
 
 def table(samples: Sequence[Sample], tokens: int, idle: int) -> list[str]:
     """An eighth of the prompt a row; memory beyond the idle server and what is kept of the tokens read."""
-    rows = [
-        "| read | seconds | tok/s since the row before | resident MiB | kept MiB | beyond idle and kept MiB |"
-    ]
-    rows.append("|" + "---|" * 6)
+    names = ("read", "seconds", "tok/s since the row before", "resident MiB", "kept MiB", "beyond both MiB")
+    rows = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     before = Sample(0.0, 0, idle, 0)
     for eighth in range(1, 9):
         reached = [sample for sample in samples if sample.read >= tokens * eighth // 8]
@@ -144,11 +142,9 @@ def table(samples: Sequence[Sample], tokens: int, idle: int) -> list[str]:
             continue
         now = reached[0]
         speed = (now.read - before.read) / max(now.seconds - before.seconds, 1e-9)
-        beyond = (now.resident - idle - now.kept) / MIB
-        rows.append(
-            f"| {now.read} | {now.seconds:.1f} | {speed:.1f} | {now.resident / MIB:.0f} | {now.kept / MIB:.0f} | "
-            f"{beyond:.0f} |"
-        )
+        beyond = now.resident - idle - now.kept
+        memory = " | ".join(f"{nbytes / MIB:.0f}" for nbytes in (now.resident, now.kept, beyond))
+        rows.append(f"| {now.read} | {now.seconds:.1f} | {speed:.1f} | {memory} |")
         before = now
     return rows
 
