@@ -35,8 +35,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the server: seconds since the request, prompt tokens read, its resident memory in bytes, and
-    what of it is kept of tokens, in pages and checkpoints."""
+    """One look at the server: seconds since the request, prompt tokens read, bytes that are resident and that
+    are kept of tokens, in pages and checkpoints."""
 
     seconds: float
     read: int
