@@ -107,7 +107,10 @@ class Engine:
         return segments, tuple(encode_segments(self._tokenizer, segments))
 
     def _marks(self, request: ChatRequest, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        return marks(self._template, self._tokenizer, request.messages, _options(request), tokens)
+        def encode(messages: list[dict[str, Any]]) -> list[int]:
+            return encode_segments(self._tokenizer, self._template.render(messages, **_options(request)))
+
+        return marks(encode, request.messages, tokens)
 
     def _opens_in_think(self, last: Segment) -> bool:
         """Whether the template, whose word is the last of a prompt, left a think block open."""
