@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from cecilia.errors import CeciliaError
 from portable.run import run
 from portable.target import PYTHON, TARGETS, Target
+from portable.unpacked import unpacked
 
 # What is in a bundle. Of the last two only licences are taken: that of the GCC libraries, and the texts that
 # others refer to.
@@ -131,15 +131,5 @@ def describe(deb: Path) -> Package:
 
 
 def unpack(debs: Sequence[Path], folder: Path) -> Path:
-    """Unpack packages into `folder / HASH`, named by what is in it; done once. Returns that folder."""
-    key = hashlib.sha256("\n".join(deb.name for deb in debs).encode()).hexdigest()[:16]
-    root = folder / key
-    if root.is_dir():
-        return root
-    part = folder / f".{key}.partial"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for deb in debs:
-        run(["dpkg-deb", "--extract", deb, part])
-    part.rename(root)
-    return root
+    """Unpack packages into `folder`, done once; see `unpacked`."""
+    return unpacked(debs, folder, lambda deb, into: run(["dpkg-deb", "--extract", deb, into]))

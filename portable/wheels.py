@@ -23,6 +23,7 @@ from pathlib import Path
 
 from portable.run import run
 from portable.target import CPYTHON, PYTHON, TARGETS, Target
+from portable.unpacked import unpacked
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = Path(__file__).resolve().parent / "locks"
@@ -130,15 +131,10 @@ def _licence(fields: Message) -> str:
 
 
 def unpack(paths: Sequence[Path], folder: Path) -> Path:
-    """Unpack wheels into `folder / HASH`, named by what is in it; done once. Returns that folder."""
-    key = hashlib.sha256("\n".join(path.name for path in paths).encode()).hexdigest()[:16]
-    site = folder / key
-    if site.is_dir():
-        return site
-    part = folder / f".{key}.partial"
-    shutil.rmtree(part, ignore_errors=True)
-    for path in paths:
+    """Unpack wheels into `folder`, done once; see `unpacked`."""
+
+    def extract(path: Path, into: Path) -> None:
         with zipfile.ZipFile(path) as archive:
-            archive.extractall(part)
-    part.rename(site)
-    return site
+            archive.extractall(into)
+
+    return unpacked(paths, folder, extract)
