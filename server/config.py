@@ -47,10 +47,10 @@ def _context(value: str) -> int:
 
 
 def _size(value: str) -> int:
-    match = re.fullmatch(r"(0|[1-9][0-9]{0,12})([kKmMgG]?)i?B?", value)
+    match = re.fullmatch(r"(0|[1-9][0-9]{0,12})(?:([kKmMgG])i?)?B?", value)
     if match is None:
         raise ValueError("must be a number of bytes such as 0, 512M or 2G")
-    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2].lower()]
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[(match[2] or "").lower()]
 
 
 def _profile(value: str) -> str:

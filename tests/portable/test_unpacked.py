@@ -25,7 +25,7 @@ def test_once_for_each_set_of_archives(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_one_is_done_again(tmp_path: Path) -> None:
-    def broken(archive: Path, into: Path) -> None:
+    def broken(_archive: Path, into: Path) -> None:
         (into / "half").touch()
         raise OSError("full")
 

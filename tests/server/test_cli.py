@@ -55,6 +55,15 @@ def test_failures(root: Path, argv: list[str], code: int, text: str) -> None:
     assert text in one_line(done.stderr)
 
 
+def test_a_session_directory_that_cannot_be(root: Path, tmp_path: Path) -> None:
+    model = tmp_path / "never-read.l3r"
+    model.write_bytes(b"")
+    done = run(root, "--port", "0", "--model", str(model), "--session-dir", str(model / "sessions"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bad_session_dir" in one_line(done.stderr)
+    assert "Not a directory" in done.stderr
+
+
 def test_a_port_in_use(root: Path, tmp_path: Path) -> None:
     model = tmp_path / "never-read.l3r"
     model.write_bytes(b"")

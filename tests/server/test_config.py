@@ -44,12 +44,15 @@ def test_flag_over_environment_over_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["host", "port", "model", "model_id", "context", "threads", "profile", "force_context"]
+    "name",
+    [
+        *("host", "port", "model", "model_id", "context", "threads", "profile", "force_context"),
+        *("cache_size", "session_dir"),
+    ],
 )
 def test_every_setting_has_an_environment_twin(name: str) -> None:
-    value = {"port": "7", "context": "4K", "threads": "3", "profile": "f32", "force_context": "yes"}.get(
-        name, "x"
-    )
+    known = {"port": "7", "context": "4K", "threads": "3", "profile": "f32", "force_context": "yes"}
+    value = (known | {"cache_size": "2G"}).get(name, "x")
     by_flag = read_command_line(["--" + name.replace("_", "-"), value], {})
     by_env = read_command_line([], {"CECILIA_" + name.upper(): value})
     assert by_flag.config == by_env.config
@@ -73,8 +76,25 @@ def test_contexts(text: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("2gi", 2 << 30),
+        ("1KiB", 1024),
+        ("3B", 3),
+    ],
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    assert config("--cache-size", text).cache_size == nbytes
+
+
+@pytest.mark.parametrize(
     ("flag", "value"),
-    [("context", value) for value in ("0", "-1", "4M", "4.5K", "K", "64KB", "\u0664K", "", "9999999999")]
+    [("cache-size", value) for value in ("-1", "1.5G", "G", "2T", "5i", "01", "")]
+    + [("context", value) for value in ("0", "-1", "4M", "4.5K", "K", "64KB", "\u0664K", "", "9999999999")]
     + [("port", value) for value in ("65536", "-1", "http", "")]
     + [("threads", value) for value in ("0", "65", "two")]
     + [("profile", "int4"), ("host", ""), ("model-id", "a\nb"), ("force-context", "maybe")],
