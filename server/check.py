@@ -59,6 +59,8 @@ def _lines(config: Config) -> Iterator[Line]:
     yield Line("system", f"{platform.machine()}, python {platform.python_version()}, {libc}")
     cpu = _tried("cpu", _cpu, OTHER_REMEDY)
     yield cpu
+    if cpu.remedy is None:
+        yield from _cores()
     yield _tried("port", lambda: _port(config), OTHER_REMEDY)
     if cpu.remedy is None:
         model = _tried("model", lambda: _model(config), MODEL_REMEDY)
@@ -80,6 +82,17 @@ def _cpu() -> str:
     except ImportError as error:
         raise DeviceError("kernels_missing", f"the kernels cannot be loaded: {error}") from None
     return f"kernels {isa.name()}; this CPU has {' '.join(isa.available())}"
+
+
+def _cores() -> Iterator[Line]:
+    from cecilia.engine import clocks, cpus
+
+    usable = cpus.usable_cpus()
+    yield Line("cores", cpus.describe(usable, cpus.cpu_quota()))
+    if told := clocks.core_clocks(usable):
+        yield Line("clocks", told)
+    if told := clocks.memory_clock():
+        yield Line("memory", told)
 
 
 def _port(config: Config) -> str:

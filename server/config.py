@@ -33,9 +33,11 @@ def _port(value: str) -> int:
     return int(value)
 
 
-def _threads(value: str) -> int:
+def _threads(value: str) -> int | None:
+    if value == "auto":
+        return None
     if not value.isdecimal() or not 1 <= int(value) <= MOST_THREADS:
-        raise ValueError(f"must be a number from 1 to {MOST_THREADS}")
+        raise ValueError(f"must be auto or a number from 1 to {MOST_THREADS}")
     return int(value)
 
 
@@ -89,7 +91,7 @@ class Config:
     force_context: bool = _setting(
         False, _yes_no, "yes: take a window whose cache does not fit into memory now"
     )
-    threads: int | None = _setting(None, _threads, "compute threads; default: chosen from the cores")
+    threads: int | None = _setting(None, _threads, "compute threads, or auto: one for each fast core")
     profile: str = _setting("int8-v1", _profile, f"cache recipe: {', '.join(PROFILES)}")
     cache_size: int | None = _setting(
         None,

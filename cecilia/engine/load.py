@@ -13,8 +13,7 @@ from cecilia._kernels.threads import set_threads
 from cecilia.arch import architecture
 from cecilia.arch.base import Architecture, Hints, Model, Spec, check_tensors
 from cecilia.arch.published import model_id
-from cecilia.engine import memory
-from cecilia.engine.cpus import default_threads
+from cecilia.engine import cpus, memory
 from cecilia.engine.generate import Engine
 from cecilia.engine.recipes import DEFAULT_PROFILE, recipe, require_recipe
 from cecilia.engine.runner import Runner
@@ -50,15 +49,15 @@ def load(
     """Load a model for chat; to be called on the thread that will compute.
 
     `context`: tokens in the window; by default the model's own, at most 8192. Beyond the model's own, RoPE is
-    stretched where its makers say how. `threads`: by default one for
-    each of the fastest CPUs. `weights`: "mmap", "hugepage" or "auto", see cecilia.formats.residency.
+    stretched where its makers say how. `threads`: by default one for each fast core; the calling thread is
+    then confined to those. `weights`: "mmap", "hugepage" or "auto", see cecilia.formats.residency.
     `force_context`: take a window although its cache does not fit now; requests are still refused one by one.
     `cache_bytes`: what sequences at rest may take beyond a full window; by default half of what weights and
     window leave free, up to 1 GiB.
     `verify`: compare all data with its digests first. `progress` is told the fraction that is in memory.
     Raises ModelFileError, MemoryLimitError `insufficient_memory`, DeviceError `huge_pages_unavailable` and
-    UsageError `unknown_profile`, `unsupported_profile`, `unknown_weights_mode`, `invalid_context`,
-    `context_too_large`, `invalid_threads`.
+    `affinity_refused`, UsageError `unknown_profile`, `unsupported_profile`, `unknown_weights_mode`,
+    `invalid_context`, `context_too_large` and `invalid_threads`.
     """
     with ExitStack() as on_error:
         file = on_error.enter_context(open_model(path, verify=verify))
@@ -118,8 +117,10 @@ def _runner(
     force_context: bool,
     cache: int | None = None,
 ) -> Runner:
-    threads = default_threads() if threads is None else threads
+    usable = cpus.usable_cpus()
+    threads = cpus.default_threads(usable, cpus.cpu_quota()) if threads is None else threads
     set_threads(threads, yields=True)
+    cpus.confine(threads, usable)
     arch, spec = _checked(file)
     kv = recipe(arch, file.metadata["architecture"], profile)
     window, spec = choose_window(arch, spec, context)

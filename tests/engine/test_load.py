@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cecilia.arch import published
-from cecilia.engine import cpus, memory
+from cecilia.engine import memory
 from cecilia.engine.load import load, load_runner
 from cecilia.errors import MemoryLimitError, ModelFileError, UsageError
 from cecilia.formats.quant import tensor_bytes
@@ -96,28 +96,6 @@ def test_available_memory_is_what_the_system_says(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal:       2000 kB\n")
     with pytest.raises(MemoryLimitError, match="memory_unknown"):
         memory.available(meminfo)
-
-
-@pytest.mark.parametrize(
-    ("capacities", "threads"),
-    [
-        ({0: 1024, 1: 1024}, 2),
-        ({0: 414, 1: 414, 2: 414, 3: 414, 4: 1024, 5: 1024, 6: 1024, 7: 1024}, 4),
-        ({0: 414, 1: 414}, 2),
-        ({0: 250, 4: 760, 7: 1024}, 1),
-        ({0: None, 1: None, 2: None}, 3),
-        (dict.fromkeys(range(96)), 64),
-    ],
-)
-def test_threads_default_to_the_big_cores(
-    tmp_path: Path, capacities: dict[int, int | None], threads: int
-) -> None:
-    for cpu, capacity in capacities.items():
-        folder = tmp_path / f"cpu{cpu}"
-        folder.mkdir()
-        if capacity is not None:
-            (folder / "cpu_capacity").write_text(f"{capacity}\n")
-    assert cpus.default_threads(capacities, tmp_path) == threads
 
 
 def set_hyper(**changes: Any) -> Edit:

@@ -127,6 +127,7 @@ def test_check_colours(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModelFileError("bad_digest", "a leaf is not what it was")
 
     monkeypatch.setattr(check, "_cpu", lambda: "scalar")
+    monkeypatch.setattr(check, "_cores", lambda: iter(()))
     monkeypatch.setattr(check, "_model", broken)
     shown: list[str] = []
     assert check.check(Config(port=0), shown.append, colour=True) == 1

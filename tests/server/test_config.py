@@ -96,7 +96,7 @@ def test_sizes(text: str, nbytes: int) -> None:
     [("cache-size", value) for value in ("-1", "1.5G", "G", "2T", "5i", "01", "")]
     + [("context", value) for value in ("0", "-1", "4M", "4.5K", "K", "64KB", "\u0664K", "", "9999999999")]
     + [("port", value) for value in ("65536", "-1", "http", "")]
-    + [("threads", value) for value in ("0", "65", "two")]
+    + [("threads", value) for value in ("0", "65", "two", "Auto")]
     + [("profile", "int4"), ("host", ""), ("model-id", "a\nb"), ("force-context", "maybe")],
 )
 def test_bad_values_name_the_flag(flag: str, value: str) -> None:
@@ -132,6 +132,7 @@ def test_a_missing_value() -> None:
 
 def test_actions() -> None:
     assert read_command_line([], {}).action == "serve"
+    assert read_command_line(["--threads", "auto"], {"CECILIA_THREADS": "3"}).config.threads is None
     assert read_command_line(["--check"], {}).action == "check"
     assert read_command_line(["--print-config", "--port", "1"], {}).action == "print_config"
 
